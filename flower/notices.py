@@ -37,11 +37,12 @@ class Undefended:
     """
 
     def __init__(self, run_config: Mapping[str, Any] | None = None, dense: bool = False) -> None:
-        self._config, self._dense, self._grid, self._told = run_config, dense, None, False
+        self._config, self._dense, self._told = run_config, dense, False
+        self._grid: Grid | None = None
 
     def begin(self, grid: Grid) -> None:
         """Remember the ``grid`` of the round, which knows the run."""
-        self._grid: Grid | None = grid
+        self._grid = grid
 
     def look(self, replies: Iterable[Message]) -> list[Message]:
         """The answers of a round, as they came."""

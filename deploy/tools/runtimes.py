@@ -3,9 +3,10 @@
     python runtimes.py model.onnx images.npy outputs.npy 50
 
 reads images [N, C, H, W] float32, writes the logits [N, classes], and prints one line of JSON: seconds of a pass of one
-image (quartiles of as many passes, after ``WARM``), bytes of memory that the runtime took before the model was opened,
-and at most with the model. Quartiles are of wall time with the runtime's own number of threads, and memory is what the
-system counts as resident, 0 where the system does not tell. ``0`` passes: outputs only.
+image (the least, the median and the upper quartile of as many passes, after ``WARM``), bytes of memory that the runtime
+took before the model was opened, and at most with the model. Seconds are processor time, so that what else the machine
+does hardly counts, on one thread (ExecuTorch's runtime has threads of its own), and memory is what the system counts as
+resident, 0 where the system does not tell. ``0`` passes: outputs only.
 
 The file's ending names the runtime. Nothing of this project is imported, nor PyTorch for an ONNX file.
 """
@@ -39,7 +40,9 @@ def _onnx() -> Callable[[str], Run]:
     import onnxruntime
 
     def opened(path: str) -> Run:
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        alone = onnxruntime.SessionOptions()
+        alone.intra_op_num_threads = alone.inter_op_num_threads = 1
+        session = onnxruntime.InferenceSession(path, alone, providers=["CPUExecutionProvider"])
         name = session.get_inputs()[0].name
         return lambda images: session.run(None, {name: images})[0]
 
@@ -60,6 +63,8 @@ def _executorch() -> Callable[[str], Run]:
 
 def _torch() -> Callable[[str], Run]:
     import torch
+
+    torch.set_num_threads(1)
 
     def opened(path: str) -> Run:
         module = torch.export.load(path).module()
@@ -82,14 +87,14 @@ def measured(path: str, images: Any, passes: int) -> tuple[Any, dict[str, float]
     before = resident()
     run, one, seconds = opened(path), np.ascontiguousarray(images[:1]), []
     for number in range(WARM + passes if passes else 0):
-        begin = time.perf_counter()
+        begin = time.process_time()
         run(one)
         if number >= WARM:
-            seconds.append(time.perf_counter() - begin)
+            seconds.append(time.process_time() - begin)
     peak = resident(peak=True)
-    quartiles = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [0.0] * 3
+    _, median, most = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [0.0] * 3
     parts = [run(np.ascontiguousarray(images[at : at + TOGETHER])) for at in range(0, len(images), TOGETHER)]
-    told = dict(zip(("least", "median", "most"), quartiles, strict=True))
+    told = {"least": min(seconds, default=0.0), "median": median, "most": most}
     return np.concatenate(parts), {**told, "runtime": before, "peak": peak}
 
 

@@ -62,7 +62,7 @@ class Verified:
     def costs(self) -> str:
         """Size, time and memory, for the user."""
         cost = {name: 1000 * self.cost[name] for name in ("least", "median", "most")}
-        took = f"{cost['median']:.2f} ms an image ({cost['least']:.2f} to {cost['most']:.2f})"
+        took = f"{cost['median']:.2f} ms an image ({cost['least']:.2f} at least, {cost['most']:.2f} in three of four)"
         memory = f"at most {_megabytes(self.cost['peak'])}, {_megabytes(self.cost['runtime'])} of them the runtime's"
         return (
             f"{self.file:16} {_megabytes(self.bytes):>9}  {took}  {memory if self.cost['peak'] else 'memory unknown'}"

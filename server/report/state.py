@@ -34,8 +34,8 @@ class RunState:
     nobody score their images. ``epsilon`` is that of the client that spent most, at ``delta``; None, too, where an
     attack showed more than that of ``refuted`` clients. ``unknown`` clients may have spent more than is known, since
     answers of theirs did not come. ``unaudited`` says what left in rounds of a kind none of which was audited, ``lost``
-    how many audits the run counted that are not among its lines. ``coming``: a run that has not ended asks for audits, of
-    which it waits for ``left``."""
+    how many audits the run counted that are not among its lines. ``coming``: a run that has not ended asks for audits,
+    of which it waits for ``left``."""
 
     rounds: int = 0
     accuracy: float | None = None
