@@ -58,6 +58,7 @@ from prunella.attacks.engine.choice import AS_WELL, Gain, Gains, best_of, chosen
 from prunella.attacks.engine.descent import optimizer_name
 from prunella.attacks.engine.inversion import EXPLAINED
 from prunella.attacks.engine.latent import PIXELS, Latent
+from prunella.attacks.engine.parts import IN_PART, alone, forked, with_parts
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.attacks.rehearsal import mean_psnr, played, scored
@@ -73,6 +74,9 @@ _LEAST = 20  # iterations of a scout
 _GO_ON = 2  # scouts that go on
 _CONFIRMED = 0.15  # of the budget: what confirming an explanation may cost
 _REHEARSED = 0.5  # of what a label search may cost: in a rehearsal
+_APART = 32  # images that spear is asked for, at most: of 64 it takes minutes
+_READING = 0.3  # of the time that is left: what reading all images of a client may take
+_ONE = 0.1  # of the time and the passes: what looking for one image of several may cost
 WHOLE = 256  # images of a client that are searched together
 
 
@@ -91,10 +95,15 @@ class Portfolio:
 
 
 PLAIN = Candidate("sgi", matchable)
+READERS = (
+    Candidate("extraction", lambda s: s.has(nn.Linear) and not s.single and len(s.target.plan.batches) == 1),
+    Candidate("spear", lambda s: s.has(nn.Linear) and not s.single and s.target.plan.images <= _APART),
+)
+"""Those that take a layer apart, image by image, and are asked for all images of a client, however many these are."""
 CANDIDATES = (
     Candidate("april", lambda s: s.single and matchable(s) and bool(learnt_positions(s.target.module))),
+    *READERS,
     Candidate("representation", lambda s: s.has(nn.Linear) and (len(s.target.plan.batches) == 1 or not matchable(s))),
-    Candidate("spear", lambda s: s.has(nn.Linear) and not s.single),
     Candidate("r-gap", lambda s: matchable(s) and s.single and s.target.support is None and not s.has(nn.ReLU)),
     PLAIN,
     Candidate("idlg", matchable, {"mask_aware": True}),
@@ -125,14 +134,6 @@ def attempted(attempt: Callable[[], list[Found]]) -> list[Found]:
         return []
 
 
-def descends(candidate: Candidate) -> bool:
-    """Whether the candidate is a setting of the engine, which can be scouted and can go on."""
-    from prunella.attacks import find_attack
-    from prunella.attacks.engine.inversion import reconstruct as engine
-
-    return find_attack(candidate.attack).reconstruct is engine
-
-
 def done(case: Case, found: Sequence[Found]) -> bool:
     """Whether nothing more is asked: the update is explained, and by no other images, or there is something and the
     time is over."""
@@ -144,9 +145,9 @@ def explore(case: Case, candidates: Sequence[Candidate], share: float) -> list[F
     the budget."""
     found: list[Found] = []
     for candidate in candidates:
-        if not descends(candidate) and not done(case, found):
+        if not candidate.descends and not done(case, found):
             found += attempted(lambda c=candidate: case.solve(c, share=share))  # type: ignore[misc]
-    scouts, paid = [c for c in candidates if descends(c)], int(share * case.budget.left())
+    scouts, paid = [c for c in candidates if c.descends], int(share * case.budget.left())
     scouts = scouts[: max(1, paid // _LEAST - case.attack.restarts)]
     each = max(1, min(MOST, case.attack.iterations, paid // max(1, sum(case.starts(c) for c in scouts))))
     for candidate in scouts:
@@ -290,6 +291,7 @@ def finish(case: Case, found: list[Found], gains: Gains) -> Found:
 def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None, learn: bool) -> Found | None:
     """The best answer of all, by the steps that the module names; the last one if it may ``learn``."""
     share = 0.15 if case.setting.open_labels else 0.3
+    case.parts += attempted(lambda: alone(case, _ONE))  # first: what is asked before may take all the time there is
     found, gains = explore(case, candidates, share), dict[Key, Gain]()
     if shadow is not None and case.setting.disturbed and settled(found, case.doubted):
         case.ambiguous = not confirmed(case, candidates, shadow)
@@ -326,11 +328,29 @@ def in_full(case: Case, attack: Portfolio, shadow: Shadow | None) -> list[Found]
     return found
 
 
+def read_of_all(case: Case, attack: Portfolio) -> list[Found]:
+    """What ``READERS`` find of all images, up to ``WHOLE``; of some of them is noted as parts of ``case``."""
+    whole = Case(case.view, case.task, dataclasses.replace(attack, max_images=WHOLE), forked(case.generator), case.end)
+    end = time.monotonic() + _READING * (case.end - time.monotonic())
+    whole.budget.stopped = lambda: case.budget.late() or time.monotonic() >= end
+    found = list[Found]()
+    for candidate in READERS:
+        if candidate.applies(whole.setting) and not done(whole, found) and not whole.budget.late():
+            found += attempted(lambda c=candidate: whole.solve(c))  # type: ignore[misc]
+    case.parts += whole.parts
+    return [each for each in found if not math.isinf(each.missed)]
+
+
 def of_many(case: Case, attack: Portfolio, shadow: Shadow | None) -> Found | None:
-    """The best of the first descent, a guess of which stands for several images, and of what is found of them all. That
-    may miss more: what stands for several matches none of them."""
+    """What is read of all images, if that explains the update; else the best of the first descent, a guess of which
+    stands for several images, and of what is found of them all. That may miss more: what stands for several matches
+    none of them."""
+    read = read_of_all(case, attack)
+    if settled(read, case.doubted):
+        return best_of(read)
+    case.parts += attempted(lambda: alone(case, _ONE))
     merged = attempted(lambda: case.solve(PLAIN))
-    found = [] if done(case, merged) else in_full(case, attack, shadow)
+    found = read if done(case, merged) else [*read, *in_full(case, attack, shadow)]
     if found and (not merged or best_of(found).missed <= AS_WELL * best_of(merged).missed):
         return best_of(found)
     return best_of(merged) if merged else None
@@ -364,11 +384,15 @@ def reconstruct(
         best = sought(case, candidates, shadow, learn)
     if best is None:
         raise AttackError("no attack of the portfolio fits this view")
+    if not settled([best], case.doubted) and matchable(case.setting):
+        best = with_parts(best, case.parts)
     cut = case.budget.late() or (case.budget.short and not settled([best], case.doubted))
     best = best._replace(answer=dataclasses.replace(best.answer, cut=cut))
     answer = dataclasses.replace(best.answer, found_by=best.by)
     if not matchable(case.setting):  # only what was read of a layer is fitted, and values made up are read, too
         return dataclasses.replace(answer, compared=False)
+    if best.stage == IN_PART:
+        return dataclasses.replace(answer, objective=best.missed, explained=False, compared=False)
     if math.isinf(best.missed):
         return answer
     explained = best.missed <= EXPLAINED and not case.ambiguous

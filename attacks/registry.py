@@ -12,6 +12,7 @@ from prunella.attacks import (
     denoise,
     every_round,
     expectation,
+    extraction,
     fishing,
     ggl,
     gradinversion,
@@ -97,6 +98,12 @@ ATTACKS: dict[str, Attack] = {
         representation.Representation,
         representation.reconstruct,
         "honest-but-curious; reads the input of the first linear layer, whatever is random behind it",
+        adaptive=True,
+    ),
+    "extraction": Attack(
+        extraction.Extraction,
+        extraction.reconstruct,
+        "honest-but-curious; reads the images that stand alone in a row of the first linear layer; one step",
         adaptive=True,
     ),
     "spear": Attack(

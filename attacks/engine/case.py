@@ -123,6 +123,14 @@ class Candidate(NamedTuple):
         told = [f"{key}={value}" for key, value in self.changes.items() if key in ("tv", "labels")]
         return " ".join([self.attack, *told])
 
+    @property
+    def descends(self) -> bool:
+        """Whether it is a setting of the engine, which can be scouted and can go on."""
+        from prunella.attacks import find_attack
+        from prunella.attacks.engine.inversion import reconstruct as engine
+
+        return find_attack(self.attack).reconstruct is engine
+
 
 class Found(NamedTuple):
     """A reconstruction, the settings with which it can go on from there, how far it misses, and after which stage:
@@ -158,6 +166,7 @@ class Case:
         self.fitted, self.judged = held_out(whole, task, generator)
         self.passes = sum(len(rows) for rows in whole.plan.batches)  # images that pass the model in an evaluation
         self.budget = budget or Budget(max(MOST, attack.passes // self.passes), end=end)
+        self.parts: list[Found] = []  # answers of fewer images than were used (``attacks.engine.parts``)
 
     @property
     def images(self) -> int:
@@ -178,6 +187,17 @@ class Case:
         if answer.y is None or len(answer.x) != self.images or not bool(torch.isfinite(answer.x).all()):
             return math.inf
         return float(cosine(linearised(self.judged, answer.x, answer.y)[0], self.judged.flat, self.judged.support)[0])
+
+    def part_missed(self, answer: Reconstruction) -> float:
+        """The same of fewer images than were used in one step, as if no others had been, or the answer's own objective
+        where that compares with a part of the update only; of any other answer, infinity."""
+        some = answer.y is not None and len(answer.x) > 0 and bool(torch.isfinite(answer.x).all())
+        if not some or len(self.judged.plan.batches) != 1:
+            return math.inf
+        if not answer.compared:
+            return answer.objective if answer.explained is not None else math.inf
+        target = of_images(self.judged, len(answer.x))
+        return float(cosine(linearised(target, answer.x, answer.y)[0], target.flat, target.support)[0])  # type: ignore
 
     def solve(self, candidate: Candidate, shadow: Shadow | None = None, share: float | None = None) -> list[Found]:
         """A candidate in full, as its own settings have it, in at most ``iterations`` where it has any, and that share
@@ -200,6 +220,8 @@ class Case:
         answer = line.reconstruct(self.view, self.task, settings, self.generator, **more)
         if "iterations" in kept:
             self.budget.spend(answer.iterations * starts, time.monotonic() - begin)
+        if len(answer.x) < self.images:
+            self.parts.append(Found(candidate.name, answer, None, self.part_missed(answer)))
         return [Found(candidate.name, answer, None, self.missed(answer))]
 
     def scout(self, candidate: Candidate, iterations: int) -> list[Found]:
@@ -268,6 +290,12 @@ class Case:
             y = (one_hot(y, self.task.classes) * _SURE).to(x).requires_grad_()
         further = self.descended(found.by, settings, [Guess(x, y, y.is_floating_point())])
         return [each._replace(stage=stage) for each in further]
+
+
+def of_images(target: Target, images: int) -> Target:
+    """The problem as if its one step had used so many images."""
+    plan = dataclasses.replace(target.plan, images=images, batches=(tuple(range(images)),))
+    return dataclasses.replace(target, plan=plan)
 
 
 def misfit(settings: Inversion, answer: Reconstruction) -> float:

@@ -14,7 +14,7 @@ from prunella.attacks.engine.inversion import Inversion, explained
 from prunella.attacks.engine.matching import determined
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
-from prunella.attacks.score.control import rebuilt_control
+from prunella.attacks.score.control import PSNR_FLOOR, rebuilt_control
 from prunella.attacks.score.level import FITTED, Level, level
 from prunella.core.errors import AttackError
 from prunella.core.foreign import is_foreign
@@ -93,9 +93,12 @@ def attempt(
 
 def control_fault(scores: Mapping[str, Any], fit: Fit) -> str | None:
     """Why a control proves nothing, or None. Of many images one may look like a guess by chance, and an attack whose
-    guesses do not explain the update has not undone it: a control of several images must be explained, too."""
+    guesses do not explain the update has not undone it: a control of several images must be explained, too. One image
+    may be told from its look-alikes at 8 dB: it must be explained, or be at ``PSNR_FLOOR``."""
     if not rebuilt_control(scores):
         return "it does not rebuild an undefended update of it"
+    if scores["images"] == 1 and not fit.explained and scores["psnr"]["worst"] < PSNR_FLOOR:
+        return f"it recognises the image of an undefended update of it, but is below {PSNR_FLOOR:g} dB"
     if scores["images"] > 1 and fit.explained is False:
         near = "its images explain an undefended update of it nearly, which other images may do as well"
         return near if fit.near else "its images do not explain an undefended update of it"

@@ -183,6 +183,7 @@ def test_what_stands_for_single_images_may_miss_more(task, fresh, batch, monkeyp
     def found(name: str, missed: float) -> list[Found]:
         return [Found(name, Reconstruction(batch(0, 2).x, None, missed, 1), None, missed)]
 
+    monkeypatch.setattr(portfolio, "READERS", ())
     monkeypatch.setattr(Case, "solve", lambda *_: found("merged", 0.1))
     monkeypatch.setattr(portfolio, "in_full", lambda *_: found("all", missed))
     assert (

@@ -80,13 +80,21 @@ def test_a_control_of_several_images_must_explain_its_update(monkeypatch: pytest
     near = str(control_fault({"psnr": 40, "images": 16}, Fit(False, 0.002)))
     assert "do not explain" not in near and "other images may" in near
     assert "does not rebuild" in str(control_fault({"psnr": 9, "images": 1}, Fit(True)))
-    for images, explained in ((16, True), (16, None), (1, False)):
+    for images, explained in ((16, True), (16, None)):
         assert control_fault({"psnr": 40, "images": images}, Fit(explained)) is None
     assert canary_outcome("control", "none", {"psnr": 9, "images": 1}, Fit(True))[:2] == ("control-failed", False)
     assert canary_outcome("control", "none", {"psnr": 40, "images": 1}, Fit(True)) == ("scored", True, None)
     assert canary_outcome("single", "none", {"psnr": 9, "images": 1}, Fit(True)) == ("scored", None, None)
     assert canary_outcome("single", "none", {"psnr": 40, "images": 4}, Fit(False))[0] == "control-failed"  # of a sum
     assert canary_outcome("single", "none", {"psnr": 40, "images": 4}, Fit(True)) == ("scored", True, None)
+
+
+def test_a_control_of_one_image_is_explained_or_at_20_db(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was told from its look-alikes is "rebuilt" at 8.4 dB, which shows nothing of what an attack can do."""
+    monkeypatch.setattr("prunella.server.audit.attempt.rebuilt_control", lambda scores: True)
+    for worst, explained, holds in ((8.4, False, False), (8.4, None, False), (8.4, True, True), (20.0, False, True)):
+        why = control_fault({"psnr": {"worst": worst}, "images": 1}, Fit(explained, 0.05))
+        assert (why is None) is holds and (holds or "20 dB" in str(why))
 
 
 def test_a_client_s_audit_that_explains_nothing_is_no_evidence() -> None:
