@@ -43,7 +43,7 @@ _DEVIATIONS = 5.0  # of the rounding: what is above it was sent
 _BOX = 1e-3  # how far beyond [0, 1] a pixel may lie
 _FLAT = 0.02  # deviation of the pixels: a flat row is no image
 _ALIKE = 0.01  # root mean squared difference up to which two rows are one image
-# Relative error of a bias gradient that confirms a row, beside that of rounding. At 1e-3 two of 560 were mixtures.
+# Relative error of a bias gradient that confirms a row, beside that of rounding. At 1e-3 two of 420 were mixtures.
 _CONFIRMED = 1e-4
 _SUMMED = 2.0**-22  # of the largest figure of a row: what its float32 sum over images may be off
 
@@ -56,7 +56,7 @@ class Extraction:
     max_images: Count = 256  #: most images that are read
 
 
-class Found(NamedTuple):
+class Confirmed(NamedTuple):
     """Images as ``rows`` [M, F], their ``labels`` [M], what each adds to db as ``slopes`` [M, K], and how far ``wrong``
     [M] these are where the image was read, relative and squared."""
 
@@ -150,20 +150,20 @@ def missed_by(target: Target, x: Tensor, y: Tensor) -> float:
 
 def read_rows(
     layer: tuple[Tensor, Tensor], at: tuple[Tensor, Tensor], arrived: Tensor, noise: Tensor, slopes_of: SlopesOf
-) -> Found:
-    """What is confirmed in the rows of (dW, db) ``at`` the ``layer`` (weight, bias): see ``Found``. ``slopes_of`` maps
+) -> Confirmed:
+    """What is confirmed in the rows of (dW, db) ``at`` the ``layer`` (weight, bias). ``slopes_of`` maps
     outputs z [N, K] and labels [N] to each image's share of db, [N, K]."""
     rows, units = pictures(*at, arrived, noise)
     first = grouped(rows)
     z = rows[heads(first)] @ layer[0].T + layer[1]
     if not len(z):
-        return Found(rows, units, z, rows[:0, 0])
+        return Confirmed(rows, units, z, rows[:0, 0])
     classes = range(slopes_of.classes)
     slopes = torch.stack([slopes_of(z, torch.full((len(z),), label, device=z.device)) for label in classes])
     kept = confirmed(slopes, at[1], first, units, noise)
     groups, labels = (torch.tensor([each[i] for each in kept], dtype=torch.int64, device=z.device) for i in (0, 1))
     wrong = torch.tensor([each[2] for each in kept], dtype=z.dtype, device=z.device)
-    return Found(rows[heads(first)][groups], labels, slopes[labels, groups], wrong)
+    return Confirmed(rows[heads(first)][groups], labels, slopes[labels, groups], wrong)
 
 
 def peeled(
@@ -173,10 +173,10 @@ def peeled(
     noise: float,
     slopes_of: SlopesOf,
     most: int,
-) -> Found:
+) -> Confirmed:
     """All that is confirmed, at most ``most``, in turns: what an image adds to each row is known once it is, and is
     taken away, which leaves others alone in theirs. ``noise`` is that of a coordinate, ``arrived`` [K] marks rows."""
-    (weight, bias), turns = at, list[Found]()
+    (weight, bias), turns = at, list[Confirmed]()
     floor = noise + _SUMMED * weight.abs().amax(dim=1)  # what rounding leaves of a row whose images are all known
     while sum(len(turn.rows) for turn in turns) < most:
         turn = read_rows(layer, (weight, bias), arrived, floor, slopes_of)
@@ -186,7 +186,7 @@ def peeled(
         turns.append(turn)
     if not turns:
         raise AttackError("no row of the first linear layer holds one image alone")
-    return Found(*(torch.cat(parts)[:most] for parts in zip(*turns, strict=True)))
+    return Confirmed(*(torch.cat(parts)[:most] for parts in zip(*turns, strict=True)))
 
 
 def reconstruct(view: ServerView, task: Task, attack: Extraction, generator: Generator) -> Reconstruction:
