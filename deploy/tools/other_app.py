@@ -13,15 +13,16 @@ from pathlib import Path
 from prunella.attacks.trace import recorded_task
 from prunella.core.errors import AttackError
 from prunella.core.foreign import is_foreign
+from prunella.core.untrusted import clean
 from prunella.deploy.runs import RunDir
 from prunella.server.report.units import duration, plural
 
 NAME = "round-*-node-*.safetensors"  # flower.record
 DEPTH = 3  # folders below each place
 ROUND = re.compile(r"aggregate_(?:train|fit): received (\d+) results and (\d+) failures", re.I)  # Flower's strategies
-UNDEFENDED = re.compile(
-    r"the run names defenses '.*', but \d+ of \d+ clients answered without Defend.*"
-)  # flower.notices
+REFUSED = re.compile(r"Received error in reply from node \d+: (?:<class '[\w.]+'>:)?<?'?(.*?)'?>?$", re.M)
+# As flower.notices says it.
+UNDEFENDED = re.compile(r"the run names defenses '.*', but \d+ of \d+ clients answered without Defend.*")
 HOW = "wrap its strategy with prunella.record, as docs/audit-your-app.md shows"
 
 
@@ -31,12 +32,14 @@ def nothing_trained(logs: Iterable[Path]) -> str:
 
     Flower goes on when every client fails, and its run then ends as any other.
     """
-    told = [ROUND.findall(log.read_text(errors="replace")) for log in logs if log.exists()]
-    rounds = [(int(results), int(failures)) for each in told for results, failures in each]
+    texts = [log.read_text(errors="replace") for log in logs if log.exists()]
+    rounds = [(int(results), int(failures)) for text in texts for results, failures in ROUND.findall(text)]
     if not rounds or any(results for results, _ in rounds):
         return ""
     failed = plural(sum(failures for _, failures in rounds), "failure")
-    return f"no client's answer counted in {plural(len(rounds), 'round')} ({failed}): nothing was trained"
+    why = next((clean(found[1]) for text in texts if (found := REFUSED.search(text))), "")
+    counted = f"no client's answer counted in {plural(len(rounds), 'round')} ({failed}): nothing was trained"
+    return f"{counted}. One client said: {why}" if why else counted
 
 
 def undefended(logs: Iterable[Path]) -> list[str]:
