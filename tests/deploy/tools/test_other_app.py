@@ -104,7 +104,7 @@ def test_the_end_of_a_run_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ),
         ("INFO: aggregate_fit: received 0 results and 1 failures\n", "in 1 round (1 failure)"),
         (
-            "INFO :\t> Received error in reply from node 84: <class 'a.errors.ConfigError'>:<'unknown \x1b[2Jdefense'>\n"
+            "INFO :\t> Received error in reply from node 8: <class 'a.ConfigError'>:<'unknown \x1b[2Jdefense'>\n"
             "aggregate_train: Received 0 results and 1 failures\n",
             "nothing was trained. One client said: unknown [2Jdefense",
         ),
