@@ -91,11 +91,11 @@ def learnt_positions(module: nn.Module) -> dict[str, tuple[int, int]]:
 def embeddings(module: nn.Module, shape: Shape) -> list[Embedding]:
     """Pairs of a layer and a parameter that have the shapes, in the order in which layers are called."""
     names = {layer: name for name, layer in module.named_modules() if _embeds(layer)}
-    called: list[tuple[str, int, int]] = []
+    order: list[tuple[str, int, int]] = []
 
     def after(layer: nn.Module, _: object, output: Tensor) -> None:
         width = len(cast(Tensor, layer.weight))
-        called.append((names[layer], output.numel() // width, width))
+        order.append((names[layer], output.numel() // width, width))
 
     hooks = [layer.register_forward_hook(after) for layer in names]
     try:
@@ -106,7 +106,7 @@ def embeddings(module: nn.Module, shape: Shape) -> list[Embedding]:
     rows = learnt_positions(module)
     return [
         Embedding(layer, name, patches)
-        for layer, patches, width in called
+        for layer, patches, width in order
         for name, (tokens, columns) in rows.items()
         if columns == width and patches > 1 and 0 <= tokens - patches <= _MORE
     ]
@@ -143,7 +143,10 @@ def slopes_of(layer: nn.Module, slope: Tensor) -> Tensor:
 
 def joined(target: Target, at: Embedding, x: Tensor) -> Embedding | None:
     """The pair with its first row, if the parameter's gradient for x [1, C, H, W] is that at the tokens."""
-    _, made, logits = called(target, at.layer, x)
+    try:
+        _, made, logits = called(target, at.layer, x)
+    except AttackError:  # not once
+        return None
     if not made.requires_grad:
         return None
     loss = cross_entropy(logits, torch.zeros(1, dtype=torch.int64, device=x.device))

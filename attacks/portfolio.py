@@ -58,7 +58,7 @@ from prunella.attacks.engine.choice import AS_WELL, Gain, Gains, best_of, chosen
 from prunella.attacks.engine.descent import optimizer_name
 from prunella.attacks.engine.inversion import EXPLAINED
 from prunella.attacks.engine.latent import PIXELS, Latent
-from prunella.attacks.engine.parts import IN_PART, alone, forked, with_parts
+from prunella.attacks.engine.parts import IN_PART, alone, forked, only_part, with_parts
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.attacks.rehearsal import mean_psnr, played, scored
@@ -382,7 +382,7 @@ def reconstruct(
         best = of_many(case, attack, shadow)
     else:
         best = sought(case, candidates, shadow, learn)
-    if best is None:
+    if (best := best or only_part(case.parts)) is None:
         raise AttackError("no attack of the portfolio fits this view")
     if not settled([best], case.doubted) and matchable(case.setting):
         best = with_parts(best, case.parts)

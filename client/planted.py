@@ -118,7 +118,7 @@ def respond(
     finally:
         for hook in hooks:
             hook.remove()
-    last = next((name for name, out in handed.items() if out is logits and not out._version), None)
+    last = next((name for name, out in handed.items() if out is logits), None)
     hidden = {name: out for name, out in outs.items() if name != last}
     slopes = torch.autograd.grad(loss, list(hidden.values()), materialize_grads=True) if hidden else ()
     found = zip(hidden.items(), slopes, strict=True)

@@ -63,7 +63,9 @@ def rows_to_draw_from(loader: Any) -> int:
 def listed_twice(data: Any) -> bool:
     """Whether PyTorch's own containers have one row of what they are made of in two places."""
     if isinstance(data, Subset):
-        return len(set(map(int, data.indices))) < len(data.indices) or listed_twice(data.dataset)
+        count = len(data.dataset)  # type: ignore[arg-type]
+        rows = {int(i) % count for i in data.indices}  # an index may count from the end
+        return len(rows) < len(data.indices) or listed_twice(data.dataset)
     if isinstance(data, ConcatDataset):
         parts = [row for part in data.datasets for row in _sources(part)]
         return len(set(parts)) < len(parts) or any(map(listed_twice, data.datasets))

@@ -231,7 +231,7 @@ class Site:
         be another process for every message."""
         try:
             (self.store.folder / f"told-{notice}").touch(exist_ok=False)
-        except FileExistsError:
+        except OSError:  # it is there, or the disk is full: a notice stops no answer
             return False
         return True
 

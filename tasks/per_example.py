@@ -95,9 +95,14 @@ def rounds_by_place(
     if key not in known:
         drawn, weights = stream(0, purpose="an example that shows rounding"), _random_weights(params)
 
+        def random_like(given: Tensor, shape: tuple[int, ...]) -> Tensor:
+            """Of a kind with what is given: numbers, or zeros and ones, which are labels and words of all models."""
+            floats = given.is_floating_point()
+            one = torch.rand(shape, generator=drawn) if floats else torch.randint(2, shape, generator=drawn)
+            return one.to(given)
+
         def copies() -> Tensor:
-            one = torch.rand(shape, generator=drawn) if x.is_floating_point() else torch.zeros(shape)
-            return one.to(x).expand(group, *shape).clone()
+            return random_like(x, shape).expand(group, *shape).clone()
 
         def apart(rows: Any) -> bool:
             return any(bool((row != row[:1]).any()) for row in tree_leaves(rows) if isinstance(row, Tensor))
@@ -108,7 +113,9 @@ def rounds_by_place(
             with repeatable(x.device), mode(module, True):
                 with torch.no_grad():
                     found = any(apart(answers(weights, copies())) for _ in range(PROBES - 1))
-                known[key] = found or apart(each(weights, copies(), y.new_zeros(group, *labels)))
+                known[key] = found or apart(
+                    each(weights, copies(), random_like(y, labels).expand(group, *labels).clone())
+                )
     return known[key]
 
 

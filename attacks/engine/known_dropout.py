@@ -19,6 +19,7 @@ from prunella.core.trees import Tree
 from prunella.core.types import ServerView
 
 _RESHAPES = ("flatten", "view", "reshape", "contiguous")
+_ROUNDING = 2.0**-22  # of a float32 weight, relative: what its decay leaves of a gradient that is zero
 _LIKELY = 1e-3  # that dropout leaves so few columns of zeros, or fewer: what is less likely is noise
 
 
@@ -99,6 +100,9 @@ def fix_dropout(module: nn.Module, view: ServerView, gradient: Tree) -> None:
         layer, weight = module.get_submodule(name), gradient.get(f"{linear}.weight")
         if not isinstance(layer, nn.Dropout) or not 0 < layer.p < 1 or weight is None:
             continue
+        if view.weight_decay:  # what is left by rounding where the decayed weights were taken away
+            rounded = _ROUNDING * view.params[f"{linear}.weight"].to(weight).abs() / (view.learning_rate or 1.0)
+            weight = torch.where(weight.abs() <= rounded, torch.zeros_like(weight), weight)
         arrived = torch.ones_like(weight, dtype=torch.bool) if view.shared is None else view.shared[f"{linear}.weight"]
         factor = factors(weight, arrived, layer.p)
         if factor is not None:

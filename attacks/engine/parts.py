@@ -17,6 +17,7 @@ before, and no score is of one image that was looked for among many. An answer w
 update, and says nothing of what it would have sent: ``compared`` is False.
 """
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -73,13 +74,24 @@ def part_of(parts: Sequence[Found], missed: float) -> Found | None:
     return min(counted, key=lambda each: (each.missed > _CONFIRMED, -len(each.answer.x), each.missed), default=None)
 
 
+def only_part(parts: Sequence[Found]) -> Found | None:
+    """The part that counts where there is no answer of all images."""
+    part = part_of(parts, math.inf)
+    if part is None:
+        return None
+    answer = Reconstruction(part.answer.x, part.answer.y, part.missed, part.answer.iterations, cut=part.answer.cut)
+    return Found(part.by, answer, None, part.missed, IN_PART)
+
+
 def with_parts(best: Found, parts: Sequence[Found]) -> Found:
     """The images of ``best`` with those of the part that counts, if one does, in place of the nearest; ``best`` where
-    they are there already."""
+    they are there already, and the part alone where ``best`` is no pictures."""
     part = part_of(parts, best.missed)
     if part is None:
         return best
     whole, some = best.answer, part.answer
+    if not bool(torch.isfinite(whole.x).all()):
+        return only_part([part]) or best
     x = whole.x.to(some.x)
     pairs = least(squared_errors(x, some.x))
     far = max(float((x[w] - some.x[s]).square().mean()) for w, s in pairs)

@@ -65,8 +65,9 @@ def check_room(request: RunRequest) -> None:
         )
 
 
-def start_processes(request: RunRequest, run: RunDir, backend: Backend, resume: bool) -> None:
-    """Start every process of the federation; the last one submits the app."""
+def start_processes(request: RunRequest, run: RunDir, backend: Backend, resume: bool) -> str:
+    """Start every process of the federation; the last one submits the app. Returns where the server will show the run,
+    as HOST:PORT, "" for an app that does not."""
     metrics_port, *rest = free_ports(3 + _supernodes(request))
     ports = Ports.of(rest)
     processes = simulation(run, ports, request.stock) if request.simulate else deployment(run, ports, request)
@@ -75,6 +76,7 @@ def start_processes(request: RunRequest, run: RunDir, backend: Backend, resume: 
     processes.append(submission(request, run, config, address=address, simulation=simulation_config(request)))
     for process in processes:
         backend.spawn(process)
+    return str(config.get("metrics-address", ""))
 
 
 def simulation_config(request: RunRequest) -> dict[str, Any] | None:
@@ -135,7 +137,8 @@ def _run(request: RunRequest, run: RunDir, view: ConsoleView, check: Callable[[]
         check()
         (run.path / "launch.json").write_text(json.dumps(describe(request), indent=1))
         point_latest(run.path.parent, run.id)
-        start_processes(request, run, backend, resume)
+        if address := start_processes(request, run, backend, resume):
+            view.say(f"live page: http://{address}/ (while the server runs)")
         spare = None if request.simulate else request.supernodes - least_clients(request)
         return Watch(run, backend, view, request.stock, spare).wait()
     except KeyboardInterrupt:

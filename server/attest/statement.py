@@ -264,7 +264,8 @@ def _attack_rows(found: Evidence) -> list[tuple[str, ...]]:
 
 
 def _told(worst: Mapping[str, Any] | None) -> str:
-    """How many originals were told from their look-alikes, and at least in what share, at 95 %."""
+    """How many originals were told from their look-alikes, and at least in what share, at 95 % or, where several
+    audits are judged together, at more (``server.report.many``)."""
     seen = (worst or {}).get("scores") or {}
     seen = seen.get("recognition")
     if not isinstance(seen, Mapping):
@@ -280,7 +281,8 @@ def _attacks(found: Evidence) -> Section:
     text = (
         "The worst image of each. The baseline is what a random image, other people's images and the best guess "
         "without the update score at most. An audit that found nothing is evidence only where its control, the same "
-        "attack on public images without a defense, was rebuilt, and where the attack explained the update."
+        "attack on public images without a defense, was rebuilt, and where the attack explained the update. The share "
+        "that is told apart is a lower bound at 95 % confidence, or at more where several audits are judged together."
     )
     return _section(
         "Attacks", text if found.audits else "Nothing was audited.", damaged, tables=[(heads, _attack_rows(found))]

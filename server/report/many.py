@@ -4,7 +4,8 @@ One audit tells originals from their look-alikes by chance in one of twenty (``a
 of a dozen that leaks nothing would be called a leak every other time. Of several, an audit's recognition stands
 
 * by itself, at a level that is divided by their number (Bonferroni); or
-* as it did, where all of its kind together tell more apart than chance does.
+* as it did, where all of its kind, or those of its kind's one client or of one size, together tell more apart than
+  chance does: large batches would hide what is told of single images, and many clients what is told of one.
 
 What a client's word alone says cannot be asked again: it stands. So does an audit behind a defense that transforms
 images, or that is somebody's own, since finding less there shows nothing. No other score is touched: these compare with
@@ -18,7 +19,7 @@ from prunella.attacks.score.level import Line, level
 from prunella.core.foreign import is_foreign
 from prunella.privacy import transforms
 
-CHANCE = 0.05  # of a run that leaks nothing: half for its audits one by one, half for its kinds
+CHANCE = 0.05  # of a run that leaks nothing: half for its audits one by one, half for all together
 
 
 def together(audits: Sequence[dict[str, Any]], kinds: Collection[str]) -> list[dict[str, Any]]:
@@ -26,8 +27,14 @@ def together(audits: Sequence[dict[str, Any]], kinds: Collection[str]) -> list[d
     asked = [audit for audit in audits if audit["kind"] in kinds and _askable(audit)]
     if len(asked) < 2:
         return list(audits)
-    stands = {kind for kind in kinds if _told([a for a in asked if a["kind"] == kind], CHANCE / 2 / len(kinds))}
-    weaker = {id(audit) for audit in asked if audit["kind"] not in stands}
+    pools: dict[tuple[object, ...], list[dict[str, Any]]] = {}
+    for audit in asked:
+        kind, size = audit["kind"], (_recognition(audit) or {}).get("images")
+        for pool in ((kind,), (kind, "client", audit.get("client")), (kind, "images", size)):
+            pools.setdefault(pool, []).append(audit)
+    several = list({tuple(map(id, pool)): pool for pool in pools.values() if len(pool) > 1}.values())
+    stands = {id(audit) for pool in several if _told_apart(pool, CHANCE / 2 / len(several)) for audit in pool}
+    weaker = {id(audit) for audit in asked} - stands
     return [_at(audit, CHANCE / 2 / len(asked)) if id(audit) in weaker else audit for audit in audits]
 
 
@@ -44,13 +51,11 @@ def _askable(audit: Line) -> bool:
     return level({"scores": audit["scores"]}) == level(audit)
 
 
-def _told(audits: Sequence[Line], chance: float) -> bool:
+def _told_apart(audits: Sequence[Line], chance: float) -> bool:
     """Whether several audits together tell more originals apart than ``chance`` would allow."""
     from scipy.special import betainc
 
     counts = [found for audit in audits if (found := _recognition(audit)) is not None]
-    if len(counts) < 2:
-        return False
     hits, images = sum(each["hits"] for each in counts), sum(each["images"] for each in counts)
     guessed = sum(each["chance"] * each["images"] for each in counts) / images
     return bool(hits and betainc(hits, images - hits + 1, guessed) < chance)

@@ -241,7 +241,7 @@ def _nothing(state: RunState, damaged: int) -> RunVerdict:
     if state.unfinished:
         answer = "silent", "Not finished", f"Nothing was audited, and the run is not complete: {known}"
     if state.coming:
-        left = f", {plural(state.left, 'audit')} left" if state.left else ""
+        left = f", with {plural(state.left, 'audit')} to come if the run goes on" if state.left else ""
         answer = "silent", "Not finished", f"No audit has ended yet{left}, so {known}"
     return RunVerdict(*answer, *(notes([], state),) * 2, promise=state.promise, status=state.status)
 

@@ -98,6 +98,7 @@ def test_a_row_that_a_dataset_lists_twice_is_not_drawn_as_one() -> None:
     for each in (
         twice,
         Subset(twice, range(30)),
+        Subset(data, [0, -ROWS]),
         ConcatDataset([data, data]),
         ConcatDataset([first, Subset(data, range(9, 12))]),
         ConcatDataset([TensorDataset(torch.zeros(3, 1), torch.zeros(3)), twice]),

@@ -145,25 +145,48 @@ def test_no_bit_of_a_gradient_depends_on_its_place(widths: tuple[int, int], expe
         assert all(torch.equal(some[key], whole[key][rows]) for key in params), f"{len(rows)} from {rows[0]}"
 
 
-def test_a_network_is_asked_once_how_it_rounds_and_draws_nothing_for_it() -> None:
+class Bytes(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.float() / 255)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("side", [5, 7])
+def test_images_of_whole_numbers_are_asked_about_as_others(side: int) -> None:
+    torch.manual_seed(0)
+    net = Bytes(nn.Flatten(), nn.Linear(side * side, 32), nn.Tanh(), nn.Linear(32, 4))
+    params = {name: p.detach() for name, p in net.named_parameters()}
+    x = torch.randint(256, (9, 1, side, side), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    whole = torch.cat([c["1.weight"] for c in per_example_gradients(net, params, {}, x, torch.arange(9) % 4, 3)])
+    some = torch.cat([c["1.weight"] for c in per_example_gradients(net, params, {}, x[1:], torch.arange(1, 9) % 4, 3)])
+    assert torch.equal(whole[1:], some)
+
+
+def test_a_network_is_asked_once_how_it_rounds_and_draws_nothing_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     net, params = net_of(nn.Flatten(), nn.Linear(64, 7), nn.Dropout(0.5), nn.Linear(7, 10))
-    x, y, seen = torch.rand(4, 1, 8, 8), torch.arange(4), list[int]()
+    x, y, asked = torch.rand(4, 1, 8, 8), torch.arange(4), list[Tree]()
+    weights = prunella.tasks.per_example._random_weights
 
-    def counted(answer: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        seen.append(len(answer))
-        return cross_entropy(answer, label)
+    def counted(given: Tree) -> Tree:
+        asked.append(given)
+        return weights(given)
 
+    monkeypatch.setattr(prunella.tasks.per_example, "_random_weights", counted)
+
+    def gradients() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        chunks = list(per_example_gradients(net, params, {}, x, y, 4))
+        return [torch.cat([chunk[key] for chunk in chunks]) for key in params]
+
+    assert all(map(torch.equal, gradients(), gradients())) and len(asked) == 1
     torch.manual_seed(0)
-    first = [
-        torch.cat([chunk[key] for chunk in per_example_gradients(net, params, {}, x, y, 4, counted)]) for key in params
-    ]
-    asked = len(seen)
+    before = torch.rand(3)
+    prunella.tasks.per_example._placed.clear()
     torch.manual_seed(0)
-    again = [
-        torch.cat([chunk[key] for chunk in per_example_gradients(net, params, {}, x, y, 4, counted)]) for key in params
-    ]
-    assert all(map(torch.equal, first, again))
-    assert len(seen) - asked in (asked - 1, asked), "asked again"  # a group, or each by itself; the question before
+    prunella.tasks.per_example.rounds_by_place(
+        net, lambda p, i: functional_call(net, p, (i[None],)),
+        lambda p, i, j: cross_entropy(functional_call(net, p, (i[None],)), j[None]), params, x, y, 4,
+    )  # fmt: skip
+    assert torch.equal(torch.rand(3), before) and len(asked) == 2
 
 
 def crafted(task: Task, count: int, together: Callable[[int], torch.Tensor], device: str) -> Tree:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from prunella.attacks.engine.case import ASKED, Case, Found
-from prunella.attacks.engine.parts import IN_PART, alone, forked, part_of, with_parts
+from prunella.attacks.engine.parts import IN_PART, alone, forked, only_part, part_of, with_parts
 from prunella.attacks.portfolio import Portfolio
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import psnr
@@ -85,6 +85,15 @@ def test_a_part_takes_the_nearest_places_and_never_explains() -> None:
     assert kept.stage == ASKED and kept.by == "all", "it is there already, and better"
     many = with_parts(found(whole, 0.3), [found(torch.rand(6, 1, 8, 8), 1e-9, "rows")])
     assert len(many.answer.x) == 6
+
+
+def test_a_part_stands_alone_where_there_is_no_other_answer() -> None:
+    x = torch.rand(1, 1, 8, 8)
+    broken, part = found(torch.full((4, 1, 8, 8), torch.nan), math.inf), found(x, 1e-9, "rows")
+    kept = with_parts(broken, [part])
+    assert (kept.by, kept.stage) == ("rows", IN_PART) and torch.equal(kept.answer.x, x)
+    alone = only_part([part])
+    assert alone is not None and alone.stage == IN_PART and only_part([found(x, 0.2)]) is None
 
 
 def test_a_fork_draws_the_same_and_leaves_the_generator() -> None:

@@ -49,6 +49,17 @@ def test_a_little_in_every_audit_is_a_leak() -> None:
     assert all(leaks(weak))
 
 
+def test_what_is_told_of_single_images_or_of_one_client_drowns_in_no_others() -> None:
+    single = [recognised(1, 1, round=n) for n in range(1, 7)]
+    large = [recognised(1, 64, client=2, round=n) for n in range(1, 7)]
+    assert leaks(single + large) == [True] * 6 + [False] * 6
+    one = [recognised(2, 8, client=1, round=n) for n in range(1, 7)]
+    many = [recognised(0, 8, client=2 + n % 9, round=n) for n in range(1, 99)]
+    assert leaks(one + many) == [True] * 6 + [False] * 98
+    liar = recognised(0, 10**6, client=3)
+    assert leaks([*single, liar]) == [True] * 6 + [False]
+
+
 def test_one_audit_is_one_question() -> None:
     one = recognised(2, 8)
     assert together([one], KINDS) == [one] and leaks([one]) == [True]
@@ -60,10 +71,10 @@ def test_what_cannot_be_asked_again_stands() -> None:
     others = [recognised(0, 8, round=n) for n in range(2, 30)]
     word = audit("client", None, level="traces")
     more = recognised(2, 8, level="rebuilt")
-    hidden = recognised(2, 8, defense="precode,mask-hiding,instahide") | {"defense": "my.defenses:Own"}
+    hidden = [recognised(2, 8, defense=name) for name in ("dgp,ats", "my.defenses:Own")]
     control = recognised(2, 8, "control")
-    found = together([word, more, hidden, control, *others], KINDS)
-    assert [level(a) for a in found[:4]] == ["traces", "rebuilt", "traces", "traces"]
+    found = together([word, more, *hidden, control, *others], KINDS)
+    assert [level(a) for a in found[:5]] == ["traces", "rebuilt", "traces", "traces", "traces"]
     assert level(together([recognised(2, 8), *others], KINDS)[0]) == "baseline"
 
 

@@ -330,7 +330,7 @@ def test_audits_that_failed_for_one_reason_are_named_together() -> None:
 @pytest.mark.parametrize(
     ("status", "every", "left", "words"),
     [
-        ("running", 2, 3, "No audit has ended yet, 3 audits left, so nothing is known"),
+        ("running", 2, 3, "No audit has ended yet, with 3 audits to come if the run goes on, so nothing is known"),
         ("running", 2, 0, "No audit has ended yet, so nothing is known"),
         ("running", 0, 0, "Nothing was audited, and the run is not complete"),
         ("stopped", 2, 3, "Nothing was audited, and the run is not complete"),
