@@ -17,7 +17,6 @@ from typing import Any
 
 from prunella.attacks.score.level import Line, level
 from prunella.core.foreign import is_foreign
-from prunella.privacy import transforms
 
 CHANCE = 0.05  # of a run that leaks nothing: half for its audits one by one, half for all together
 
@@ -45,8 +44,12 @@ def _recognition(audit: Line) -> Mapping[str, float] | None:
 
 def _askable(audit: Line) -> bool:
     """Whether the scores say all that is known of what the audit shows."""
+    if audit["outcome"] != "scored" or _recognition(audit) is None:
+        return False
+    from prunella.privacy import transforms  # slow to import, and most of what reads runs has nothing to ask again
+
     names = str(audit["defense"]).split(",")
-    if audit["outcome"] != "scored" or _recognition(audit) is None or transforms(names) or any(map(is_foreign, names)):
+    if transforms(names) or any(map(is_foreign, names)):
         return False
     return level({"scores": audit["scores"]}) == level(audit)
 

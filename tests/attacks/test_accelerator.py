@@ -70,6 +70,7 @@ QUICK |= {"polish": 2, "draws": 2}
 PLANTED = {"rob": "tests.attacks.test_rob:digits", "loki": "prunella.attacks.loki:cnn"}
 PLANTED |= {"scale-mia": "prunella.attacks.scale_mia:conv_2", "fishing": "prunella.attacks.fishing:cnn"}
 PLANTED |= {"spear": "tests.attacks.test_spear:mlp", "april": "tests.attacks.test_april:plain"}
+PLANTED |= {"extraction": "tests.attacks.test_spear:mlp"}
 CHAOTIC = ("portfolio", "components")  # a real GPU rounds otherwise, and these descents soon go another way
 BATCHES = ("label", "components", "inverter", "representation", "spear", "sgi", "every-round")
 

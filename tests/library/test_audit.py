@@ -147,7 +147,7 @@ def test_mistakes_name_their_fix(model: nn.Sequential) -> None:
         ({"batch": (X, Y), "defenses": "dpg"}, "did you mean 'dgp'"),
         ({"batch": (X, Y), "defenses": "dgp", "settings": {"dgp.tops": 0.1}}, "did you mean 'dgp.top'"),
         ({"batch": (X, Y), "settings": {"dgp.top": 0.1}}, "unknown setting"),
-        ({"batch": (EVERY.x.repeat(2, 1, 1, 1), EVERY.y.repeat(2)), "attacks": "r-gap"}, "public=|smaller batch"),
+        ({"batch": (EVERY.x.repeat(9, 1, 1, 1), EVERY.y.repeat(9)), "attacks": "r-gap"}, "public=|smaller batch"),
     ):
         with pytest.raises(ConfigError, match=told):
             audit(model, **keywords)  # type: ignore[arg-type]
