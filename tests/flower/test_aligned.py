@@ -24,7 +24,7 @@ from prunella.strategies.round.replies import build_reply
 from prunella.wire.encode import decode_mask, encode_mask
 from prunella.wire.records import from_dense, record_bytes, to_coded
 from tests.flower.foreign import Net, make, plain, run, tree
-from tests.flower.test_defend import Norm, same_steps, store
+from tests.flower.test_defend import Norm, store
 from tests.flower.test_scheme import Looked, Watched, Wire, assert_no_larger, equal, guarded, ours
 
 CONFIG = {"defenses": "adgp", "adgp.keep": 0.15}
@@ -62,7 +62,7 @@ def aligned(folder: Path, rounds: int, loop: Any = guarded, scheme: str = "rando
     return layer, looked, seen
 
 
-@pytest.mark.parametrize(("loop", "rate"), [(guarded, 0.3), (same_steps, 0.0)], ids=["guarded", "update"])
+@pytest.mark.parametrize(("loop", "rate"), [(guarded, 0.3), (plain, 0.0)], ids=["guarded", "update"])
 def test_what_leaves_and_error_feedback_are_our_own_client_s_bit_for_bit(
     loop: Any, rate: float, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from prunella.flower.prune import Prune
 from prunella.privacy.chain import build_chain, start
 from prunella.strategies.round.local import Procedure, Received, local_update
 from prunella.tasks.examples import Examples
-from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
+from prunella.tasks.training import Sgd
 from tests.flower.foreign import RATE, Net, Seen, batches, load, make, plain, run, tree
 
 
@@ -32,16 +32,6 @@ def ours(names: list[str], received: Tree, state: Any, raw: Any = None) -> tuple
     got = Received(received, full_mask(received), {})
     done = local_update(Procedure(Net(), Sgd(RATE), chain), got, steps, state, draws)
     return done.outgoing.update, done.state, done.outgoing.shared
-
-
-def same_steps(model: nn.Module, message: Message, context: Context) -> None:
-    """The plain loop, rounded as our own client rounds it: ``torch.optim.SGD`` differs in a last bit here and there."""
-    params, held = {n: p.detach().clone() for n, p in model.named_parameters()}, dict(model.named_parameters())
-    for x, y in batches(int(context.node_config["partition-id"])):
-        _, gradient, _ = loss_and_gradient(model, params, {}, x, y)
-        params, _ = sgd_step(params, gradient, {}, Sgd(RATE), None)
-    for name, tensor in params.items():
-        held[name].data.copy_(tensor)
 
 
 def store(folder: Path, client: int = 0) -> ClientStore:
@@ -60,7 +50,7 @@ def test_what_leaves_is_what_our_own_client_sends_bit_for_bit(names: list[str], 
             return super().configure_train(server_round, arrays, config, grid)
 
     strategy = Looked(fraction_evaluate=0.0)
-    run(make([Defend()], same_steps), tmp_path, {"defenses": names[0]}, strategy, rounds=3, tamper=seen)
+    run(make([Defend()], plain), tmp_path, {"defenses": names[0]}, strategy, rounds=3, tamper=seen)
     assert not seen.errors
     state: Any = {}
     for received, reply in zip(sent, seen.trained(), strict=True):
