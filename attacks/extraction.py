@@ -19,7 +19,6 @@ Shapes: rows [R, F], images [N, C, H, W]. Errors: ``AttackError`` where layers l
 bias, several steps were taken, the number of images is not known, or no row holds an image alone.
 """
 
-import dataclasses
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,7 +28,7 @@ from torch import Generator, Tensor
 from prunella.attacks.engine.image_priors import into_box
 from prunella.attacks.engine.inversion import EXPLAINED
 from prunella.attacks.engine.local_steps import linearised
-from prunella.attacks.engine.matching import Target, target_of
+from prunella.attacks.engine.matching import Target, of_images, target_of
 from prunella.attacks.engine.objectives import cosine, split
 from prunella.attacks.engine.outer_products import first_linear
 from prunella.attacks.spear import begins_with, slopes_behind
@@ -143,9 +142,7 @@ def confirmed(
 
 def missed_by(target: Target, x: Tensor, y: Tensor) -> float:
     """One minus the cosine of the update and that of all its images."""
-    plan = dataclasses.replace(target.plan, images=len(x), batches=(tuple(range(len(x))),))
-    whole = dataclasses.replace(target, plan=plan)
-    return float(cosine(linearised(whole, x, y)[0], target.flat, target.support)[0])
+    return float(cosine(linearised(of_images(target, len(x)), x, y)[0], target.flat, target.support)[0])
 
 
 def read_rows(

@@ -19,7 +19,7 @@ from prunella.attacks.engine.inversion import Guess, Inversion, descents, first_
 from prunella.attacks.engine.label_search import Budget, search
 from prunella.attacks.engine.latent import PIXELS, Latent
 from prunella.attacks.engine.local_steps import linearised
-from prunella.attacks.engine.matching import Target, determined, target_of
+from prunella.attacks.engine.matching import Target, determined, of_images, target_of
 from prunella.attacks.engine.objectives import cosine
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
@@ -290,12 +290,6 @@ class Case:
             y = (one_hot(y, self.task.classes) * _SURE).to(x).requires_grad_()
         further = self.descended(found.by, settings, [Guess(x, y, y.is_floating_point())])
         return [each._replace(stage=stage) for each in further]
-
-
-def of_images(target: Target, images: int) -> Target:
-    """The problem as if its one step had used so many images."""
-    plan = dataclasses.replace(target.plan, images=images, batches=(tuple(range(images)),))
-    return dataclasses.replace(target, plan=plan)
 
 
 def misfit(settings: Inversion, answer: Reconstruction) -> float:

@@ -16,6 +16,7 @@ the start when a client has fewer (``num_examples``) than its steps use.
 Shapes: images [N, C, H, W], vectors [number of parameters]. Errors: ``AttackError``, names and shapes only.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -199,6 +200,12 @@ def in_training_mode(module: nn.Module) -> nn.Module:
         if isinstance(layer, _DropoutNd | Bottleneck) or (isinstance(layer, nn.MultiheadAttention) and layer.dropout):
             layer.eval()
     return module
+
+
+def of_images(target: Target, images: int) -> Target:
+    """The problem as if its one step had used so many images."""
+    plan = dataclasses.replace(target.plan, images=images, batches=(tuple(range(images)),))
+    return dataclasses.replace(target, plan=plan)
 
 
 def target_of(view: ServerView, module: nn.Module, mask_aware: bool, max_images: int, bf16: bool = False) -> Target:

@@ -24,9 +24,10 @@ from collections.abc import Sequence
 import torch
 from torch import Generator
 
-from prunella.attacks.engine.case import Case, Found, matchable, of_images
+from prunella.attacks.engine.case import Case, Found, matchable
 from prunella.attacks.engine.inversion import Inversion, descents, first_guess
 from prunella.attacks.engine.label_inference import evidence_of
+from prunella.attacks.engine.matching import of_images
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.likeness import least, squared_errors
