@@ -35,6 +35,8 @@ def _charge(session: Session, digest: str, steps: int) -> Charge:
     if validates(session.run.strategy) or session.node.seed is not None:
         return UNBOUNDED
     batch, count = min(session.run.batch_size, len(session.data.examples)), len(session.data.examples)
+    if session.procedure.chain.private is not None:
+        session.privacy.require_small(count)
     return charge(session.procedure.chain, digest, steps, count, batch)
 
 

@@ -17,7 +17,7 @@ The account does not see what the app does: a charge is the app's word. ``Defend
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from contextlib import nullcontext
 from numbers import Integral
 from typing import Any
@@ -96,6 +96,8 @@ class Account:
         noise = getattr(optimizer, "noise_multiplier", None)
         if not isinstance(noise, int | float):
             raise DefenseError("account: the optimiser has no noise_multiplier: make it private with Opacus first")
+        if isinstance(getattr(loader, "dataset", None), Sized):
+            self._site.privacy.require_small(len(loader.dataset))
         rate, steps = getattr(loader, "sample_rate", None), epochs * len(loader)
         found = self.spend(steps=steps, rate=1.0 if rate is None else float(rate), noise=float(noise))
         weights = [p for group in optimizer.param_groups for p in group["params"]]

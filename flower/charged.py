@@ -97,6 +97,8 @@ class ChargedSteps:
         """Poisson batches from the loader's dataset, as many and as large on average as the loader's. Every call draws
         others: an epoch with the batches of the last one would be sampled once and noised twice."""
         count, data = rows_to_draw_from(loader), loader.dataset
+        if self._work.site.chain.private is not None:
+            self._work.site.privacy.require_small(count)
         self._expected = int(loader.batch_size)
         rate = min(1.0, self._expected / count)
         drawn = self._work.site.generator(self._work.question, "batches", str(self._loaders))

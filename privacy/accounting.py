@@ -47,7 +47,9 @@ class Privacy:
     #: 0: none; a client refuses the round that would pass it, the server stops asking it, and the run ends when too few
     #: clients are left
     epsilon_budget: Equal[Weight] = 0.0
-    delta: Smaller[Positive] = 1e-5  #: of (ε, δ)-differential privacy, at most 0.01
+    delta: Smaller[Positive] = (
+        1e-5  #: of (ε, δ)-differential privacy, at most 0.01 and below one over a client's examples
+    )
     #: how ε adds up over steps: Renyi, privacy loss distributions, or zero-concentrated
     accountant: Equal[Accountant] = "rdp"
     #: with evaluation=clients under an ε: scale, in examples, of the Laplace noise on the number of right answers; 0:
@@ -62,6 +64,14 @@ class Privacy:
             raise ConfigError(f"privacy.delta must lie in (0, {LARGEST_DELTA:g}], as {why}")
         if not 0 <= self.validation_noise < math.inf:
             raise ConfigError("privacy.validation-noise must be a finite number that is not negative; 0: no answers")
+
+    def require_small(self, examples: int) -> None:
+        """Raises ``DefenseError`` where handing out one of so many ``examples`` whole would keep the promise."""
+        if self.delta * examples >= 1:
+            raise DefenseError(
+                f"privacy.delta = {self.delta:g} is not below one over this client's {examples} examples: such an ε "
+                "holds where one of them is handed out whole. Take less"
+            )
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,14 @@ def test_the_ledger_line_is_what_the_accountant_says_of_every_step(tmp_path: Pat
     assert ledger["delta"] == 1e-5 and ledger["steps"] == 6.0
 
 
+def test_a_delta_that_allows_an_example_to_be_handed_out_is_refused(tmp_path: Path) -> None:
+    examples = len(session(tmp_path, {"partition-id": 0}).data.examples)
+    with pytest.raises(DefenseError, match=f"not below one over this client's {examples} examples"):
+        send(tmp_path / "a", "train", model(1), **PRIVATE, **{"privacy.delta": 1 / examples})
+    ledger = send(tmp_path / "b", "train", model(1), **PRIVATE, **{"privacy.delta": 0.99 / examples}).content["ledger"]
+    assert ledger["delta"] == 0.99 / examples
+
+
 def test_the_round_past_the_budget_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
     spent = send(tmp_path / "a", "train", model(1), **PRIVATE).content["ledger"]["epsilon"]
     budget = {**PRIVATE, "privacy.epsilon-budget": spent * 1.0001}

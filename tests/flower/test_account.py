@@ -73,6 +73,10 @@ def test_opacus_s_own_objects_are_read(poisson: bool, tmp_path: Path) -> None:
     assert found == pytest.approx(epsilon([Charge("a", 2.0, rate, 8)], 1e-5, "rdp"))
     with pytest.raises(DefenseError, match="noise_multiplier"):
         account.opacus(optimizer, loader)
+    many = DataLoader(TensorDataset(torch.zeros(100, 1), torch.zeros(100)), batch_size=8)
+    lax = Context(1, 1, {"partition-id": 0, "state-dir": str(tmp_path)}, RecordDict(), {"privacy.delta": 0.01})
+    with pytest.raises(DefenseError, match="one over this client's 100 examples"):
+        Account(lax).opacus(made[1], many)
 
 
 def private(noise: float = 2.0) -> tuple[nn.Module, Any, Any]:

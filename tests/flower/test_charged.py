@@ -20,6 +20,7 @@ from torch.utils.data import (
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import PrivateGenerator, derived
 from prunella.flower.charged import BLOCK, ChargedSteps, emptied, has_twins, rows_of
+from prunella.privacy.accounting import Privacy
 from prunella.privacy.chain import build_chain
 
 ROWS, BATCH = 40, 10
@@ -27,6 +28,7 @@ ROWS, BATCH = 40, 10
 
 class Site:
     chain = build_chain(["dp-sgd"], {"dp-sgd.noise-multiplier": 2.0})
+    privacy = Privacy()
 
     def generator(self, *question: str) -> PrivateGenerator:
         return PrivateGenerator(derived(bytes(32), *question))
@@ -77,6 +79,16 @@ def test_poisson_batches_are_charged_before_the_first_is_drawn_and_have_the_rate
     steps.poisson = 0.0
     steps.take()
     assert work.paid[-1].sampling == 1.0, "a batch of one's own is not paid by Poisson steps"
+
+
+def test_a_delta_of_one_over_the_rows_is_refused() -> None:
+    steps, work = made()
+    work.site.privacy = Privacy(delta=0.01)
+    many = DataLoader(TensorDataset(torch.zeros(100, 1), torch.zeros(100)), batch_size=BATCH)
+    with pytest.raises(DefenseError, match="one over this client's 100 examples"):
+        next(steps.loader(many))
+    assert not work.paid
+    next(steps.loader(loader()))
 
 
 def test_no_epoch_has_the_batches_of_another() -> None:
