@@ -22,6 +22,12 @@ RATES = (0.3, 0.5, 0.7)
 PAGE: Settings = {"dataset": "mnist", "model": "conv-2", "clients": 10, "fraction": 0.5, "rounds": 20}
 PAGE |= {"local_steps": 5, "batch_size": 16, "learning_rate": 0.1, "momentum": 0.9, "evaluate_every": 10}
 PAGE |= {"device": "cpu"}
+# FedPruning's command for its results (its repository's README): 100 clients, 10 a round, five passes of batches of 64,
+# Dirichlet(0.5), a move of the mask every ten rounds in the first three fifths; there 500 rounds of ResNet18.
+MANY: Settings = {"dataset": "cifar10", "model": "cnn", "clients": 100, "fraction": 0.1, "alpha": 0.5, "rounds": 60}
+MANY |= {"local_steps": 16, "batch_size": 64, "learning_rate": 0.05, "momentum": 0.0, "evaluate_every": 10}
+MANY |= {"prunefl__adjust_interval": 10, "feddst__adjust_interval": 10, "feddst__end_round": 36, "feddst__alpha": 0.2}
+MANY_FULL: Settings = {"model": "resnet18", "rounds": 500, "local_steps": 40, "feddst__end_round": 300, "device": None}
 
 
 def run(settings: Settings, seed: int, data: Path | None) -> Found:
@@ -45,11 +51,18 @@ def table(
     rates: Sequence[float] = RATES,
     seeds: tuple[int, ...] = (0,),
     name: str = "schemes",
+    paper: Settings | None = None,
     **changed: Any,
 ) -> Claim:
-    """A table of these schemes and rates, FedAvg once; ``changed`` are settings other than the page's."""
+    """A table of these schemes and rates, FedAvg once; ``changed`` are settings other than the page's, ``paper`` those
+    that are others at full size, if there is one; None leaves a setting to the command line."""
     cells = [(DENSE, 0.0)] if DENSE in schemes else []
     cells += [(scheme, rate) for scheme in schemes if scheme != DENSE for rate in rates]
+
+    def sweep(**changed: Any) -> list[Settings]:
+        same = {key: value for key, value in {**PAGE, **changed}.items() if value is not None}
+        return [{**same, "scheme": scheme, "rate": rate} for scheme, rate in cells]
+
     return declared(
         f"""{name} | Prunella | docs/schemes.md | accuracy and megabytes of every pruning scheme beside dense FedAvg
         """,
@@ -58,9 +71,11 @@ def table(
         "accuracy 3 accuracy; best 3 best accuracy; density 3 kept; up 0 MB up; down 0 MB down; "
         "megabytes 0 MB both ways; dense 0 MB dense",
         Plot(("accuracy",), x=1, x_name="megabytes sent, both ways, all rounds", over="megabytes"),
-        small=({**PAGE, **changed, "scheme": scheme, "rate": rate} for scheme, rate in cells),
+        small=sweep(**changed),
+        paper=sweep(**{**changed, **paper}) if paper else (),
         seeds=seeds,
     )
 
 
 SCHEME_TABLE = table()
+MANY_CLIENTS = table((DENSE, "prunefl", "feddst"), (0.5, 0.9), (0, 1, 2), "many-clients", MANY_FULL, **MANY)

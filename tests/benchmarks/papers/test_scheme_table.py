@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from prunella.benchmarks.engine.results import write
-from prunella.benchmarks.papers.scheme_table import SCHEME_TABLE, run, table
+from prunella.benchmarks.papers.scheme_table import MANY_CLIENTS, SCHEME_TABLE, run, table
 from prunella.benchmarks.reproduce import reproduce
 from prunella.strategies import STRATEGIES
 
@@ -19,6 +19,17 @@ def test_a_row_has_accuracy_and_bytes_and_nobody_failed(scheme: str, rate: float
     assert 0 < row["up"] and row["megabytes"] == row["up"] + row["down"] < row["dense"]
     if scheme == "feddst":
         assert row["density"] == pytest.approx(0.3, abs=1e-3)
+
+
+def test_many_clients_have_fedpruning_s_setting_and_more_rounds_at_full_size() -> None:
+    sweeps = MANY_CLIENTS.experiment.sweeps
+    for small, full in zip(sweeps["small"].cells, sweeps["paper"].cells, strict=True):
+        assert small["clients"] * small["fraction"] == full["clients"] * full["fraction"] == 10
+        assert small["feddst__end_round"] / small["rounds"] == full["feddst__end_round"] / full["rounds"] == 0.6
+        assert "device" not in full and full["model"] == "resnet18"
+    tiny = {"dataset": "digits", "rounds": 1, "local_steps": 1, "batch_size": 8, "clients": 20}
+    for cell in sweeps["small"].cells:
+        assert run({**cell, **tiny}, 0, None)[str(cell["rate"])]["failures"] == 0
 
 
 def test_every_scheme_has_its_rates_and_a_line_over_megabytes(tmp_path: Path) -> None:
