@@ -67,8 +67,8 @@ h3 { font-size:1rem; margin:0; } .lead { color:var(--soft); max-width:58em; marg
 table { border-collapse:collapse; font-size:.82rem; font-variant-numeric:tabular-nums; width:100%; }
 th,td { text-align:left; vertical-align:top; padding:7px 6px; border-top:1px solid var(--rule); }
 thead th { border-top:0; color:var(--soft); font-weight:500; background:var(--wash); vertical-align:bottom; }
-td.n,th.n { text-align:right; } td.n,td small { white-space:nowrap; } .wide td.n small { white-space:normal; }
-.wide { width:min(100vw - 40px,1540px); margin-left:50%; transform:translateX(-50%); }
+td.n,th.n { text-align:right; } td.n,td small { white-space:nowrap; } .broad td.n small { white-space:normal; }
+.broad { width:min(100vw - 40px,1540px); margin-left:50%; transform:translateX(-50%); }
 td small { display:block; color:var(--soft); font-size:.76rem; }
 td small.why { white-space:normal; font-weight:400; min-width:9em; overflow-wrap:anywhere; }
 .plain td { overflow-wrap:anywhere; } .plain td:first-child { white-space:nowrap; }
@@ -90,7 +90,7 @@ footer { margin-top:48px; padding-top:14px; border-top:1px solid var(--rule); co
   .tiles { grid-template-columns:1fr 1fr; } .tile .big { font-size:1.25rem; } .verdict { padding-left:13px; }
   dl.words { grid-template-columns:1fr; } dl.words dd { margin-bottom:6px; } }
 @media print { :root { --paper:#fff; --card:#fff; } body { font-size:11pt; } main { max-width:none; padding:0; }
-  .wide { width:auto; margin:0; transform:none; }
+  .broad { width:auto; margin:0; transform:none; }
   .charts { grid-template-columns:repeat(3,1fr); } .tiles { grid-template-columns:repeat(3,1fr); }
   h2 { break-after:avoid; } tr { break-inside:avoid; } .scroll { overflow:visible; } table { font-size:8pt; }
   th,td { padding:3px 5px; } details::details-content { content-visibility:visible; }
@@ -196,7 +196,7 @@ whose client told no numbers is not drawn: its result is in the table below.</p>
 brackets, the scores of a random image, of other people's images and, where known, of the best guess without the
 update.{% if audits_left %} The last of
 {{ audits|length + audits_left }} audits, and the worst; all are in audits.jsonl.{% endif %}</p>
-<div class="scroll wide" tabindex="0" role="region" aria-label="Table of audits"><table>
+<div class="scroll broad" tabindex="0" role="region" aria-label="Table of audits"><table>
 <thead><tr><th class="n">Round</th><th>Who</th><th>Result</th><th>Attack</th><th>Defense</th>
 <th class="n">PSNR, dB</th><th class="n">SSIM</th><th class="n">NMI</th><th class="n">AMI</th>
 <th class="n">MSE</th><th class="n">NCC</th><th class="n">Own image nearest</th><th class="n">Told apart</th>
