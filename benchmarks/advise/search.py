@@ -3,11 +3,12 @@
 A proposal is worth as much as the worst of its audits: public images in the worst case, one image in one step, and
 what its rounds gave away. Candidates stand in tiers, the best first:
 
-promised   a proven ε that every ledger kept to, and nothing was rebuilt; traces are what an ε may let through
+promised   a proven ε of at most ``LARGEST`` that every ledger kept to, and nothing was rebuilt; traces are what an ε
+           may let through
 clear      no ε; nothing was rebuilt, by an attack that works without the defense and explains the updates
 open       no ε; nothing was rebuilt, but the attack does not explain the updates: one that does may rebuild
 traces     something came through
-unknown    no control succeeded, or an audit failed: nothing is known
+unknown    a control or an audit failed, in whatever round: nothing is known
 rebuilt    an image was rebuilt
 
 One proposal dominates another that is in no better tier, leaks and spends no less and is no more accurate. What is
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from prunella.attacks.score.level import ORDER, Level
-from prunella.benchmarks.advise.proposals import NONE, Proposal, Question, neighbours, shortlist
+from prunella.benchmarks.advise.proposals import EPSILONS, NONE, Proposal, Question, neighbours, shortlist
 from prunella.benchmarks.engine.cells import Row
 from prunella.benchmarks.engine.rules import interval
 
@@ -29,6 +30,7 @@ Tier = Literal["promised", "clear", "open", "traces", "unknown", "rebuilt"]
 TIERS: tuple[Tier, ...] = ("promised", "clear", "open", "traces", "unknown", "rebuilt")
 SAFE: tuple[Tier, ...] = ("promised", "clear", "open")  # nothing was rebuilt
 PAIRS, SEEDS = 2, 5  # federations of a contender: before neighbours are tried, and in the end
+LARGEST = max(EPSILONS)  # beyond, an ε is true and bounds nothing that matters
 SETTLED = 3  # federations that a recommendation should rest on
 
 
@@ -83,7 +85,7 @@ class Standing:
     def tier(self) -> Tier:
         if self.share("rebuilt")[0]:
             return "rebuilt"
-        if math.isfinite(self.epsilon):
+        if self.epsilon <= LARGEST:
             return "promised"
         if self.share("traces")[0]:
             return "traces"

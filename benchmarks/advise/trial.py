@@ -21,13 +21,10 @@ from prunella.core.errors import PrunellaError
 from prunella.core.foreign import digest, is_foreign
 from prunella.server.report.evidence import (
     fitted,
-    is_evidence,
     judged,
     of_kind,
-    scored,
     valid_audits,
     weakness,
-    worst_cases,
     worst_first,
 )
 from prunella.server.report.membership import members_found
@@ -78,25 +75,28 @@ def try_out(asked: Mapping[str, Any], sites: int) -> Row:
 
 
 def in_rounds(audits: Sequence[Line], defended: bool) -> Level:
-    """What clients' updates, or public images sent in the same way, gave away."""
-    matched = "control-defended" if defended else "control"
-    relying = [a for a in scored(of_kind(audits, "client", matched)) if is_evidence(a, audits)]
-    return max((judged(each, audits) for each in relying), key=WORST.index, default="unknown")
+    """What clients' updates, or public images sent in the same way, gave away: of those that found nothing all have to
+    show it."""
+    asked = of_kind(audits, "client", "control-defended" if defended else "control")
+    return max((judged(each, audits) for each in asked), key=WORST.index, default="unknown")
 
 
 def worst_case(audits: Sequence[Line], defended: bool) -> Row:
     """Of one public image in one step: ``level``, ``psnr`` and ``floor`` in dB, the latter being the most that a
-    picture without the update scores, the ``attack``, and whether it ``explained`` the update."""
-    cases = worst_cases(audits, defended)
-    if not cases:
+    picture without the update scores, the ``attack``, and whether it ``explained`` the update. One round in which it
+    could not be judged is enough to know nothing, unless another found something."""
+
+    def shown(audit: Line) -> Level:
+        # What was not explained has a tier of its own, behind what was.
+        return level(audit) if weakness(audit, audits) == "not explained" else judged(audit, audits)
+
+    asked = of_kind(audits, "single-defended" if defended else "single")
+    worst = max(worst_first(asked, audits), key=lambda each: WORST.index(shown(each)), default=None)
+    if worst is None or shown(worst) == "unknown":
         return {"level": "unknown"}
-    worst = worst_first(cases, audits)[0]
-    shown = {"psnr": value(worst, "psnr"), "floor": baseline(worst, "psnr")}
-    # What was not explained has a tier of its own, behind what was.
-    found = level(worst) if weakness(worst, audits) == "not explained" else judged(worst, audits)
-    if found == "unknown":
-        return {"level": "unknown"}
-    return {"level": found, "attack": worst.get("found_by") or worst["attack"], "explained": fitted(worst), **shown}
+    decibels = {"psnr": value(worst, "psnr"), "floor": baseline(worst, "psnr")}
+    by, explained = worst.get("found_by") or worst["attack"], all(map(fitted, asked))
+    return {"level": shown(worst), "attack": by, "explained": explained, **decibels}
 
 
 def outcome(done: Federation) -> Row:
@@ -105,12 +105,15 @@ def outcome(done: Federation) -> Row:
     state = run_state(done.store.run(), done.store.metrics(), audits)
     said, spent = verdict(audits, state, damaged), epsilons(done)
     everywhere = bool(spent) and len(spent) == len(done.ledgers)
+    worst, rounds = worst_case(audits, state.defended), in_rounds(audits, state.defended)
+    if damaged and WORST.index("unknown") > max(WORST.index(worst["level"]), WORST.index(rounds)):
+        worst, rounds = {"level": "unknown"}, "unknown"  # a line that cannot be read may be the one that found it
     return {
         "accuracy": list(accuracies(done).values())[-1],
         "accuracies": list(accuracies(done).values()),
         "doubt": state.doubt[1] if state.doubt else "",
-        "worst": worst_case(audits, state.defended),
-        "rounds": in_rounds(audits, state.defended),
+        "worst": worst,
+        "rounds": rounds,
         "members": members_found(audits),
         "verdict": said.badge,
         "audited": bool(audits),

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 
 from prunella.benchmarks.advise.proposals import Question, settings_of, shortlist
-from prunella.benchmarks.advise.search import SETTLED, Advice, Standing, Tier, lost, lost_interval
+from prunella.benchmarks.advise.search import LARGEST, SETTLED, Advice, Standing, Tier, lost, lost_interval
 from prunella.library import DEFAULT_ATTACK
 from prunella.privacy import find_defense
 from prunella.privacy.defense import HEURISTIC
@@ -56,12 +56,16 @@ def headline(advice: Advice, may_lose: float) -> str:
         safest = advice.safest
         why = f"ε {safest.epsilon:.3g}" if math.isfinite(safest.epsilon) else SHOWN[safest.tier]
         return f"{start} What does is {safest.proposal.name} ({why}), for {cost(safest, advice.reference)}."
+    none = "It has no ε"
+    if math.isfinite(chosen.epsilon):
+        none = f"Its ε of {chosen.epsilon:.3g} bounds nothing that matters"
     ends = {
         "promised": f"It has ε {chosen.epsilon:.3g}, which bounds what any attack can tell about one example.",
-        "clear": "It has no ε: that is what today's attacks show, and no promise.",
-        "open": "It has no ε, and the attack does not explain its updates: one that does may rebuild images.",
+        "clear": f"{none}: that is what today's attacks show, and no promise.",
+        "open": f"{none}, and the attack does not explain its updates: one that does may rebuild images.",
     }
-    return f"If at most {limit} may go: {name}. {ends[chosen.tier]}"
+    blind = "" if chosen.share("baseline")[1] == len(chosen.rows) else " No audit could judge what it lets through."
+    return f"If at most {limit} may go: {name}. {ends[chosen.tier]}{blind}"
 
 
 def reasons(advice: Advice, question: Question) -> list[str]:
@@ -118,11 +122,14 @@ def limits(one: Standing, question: Question) -> list[str]:
         found.append("The attack does not explain its updates: that it rebuilt nothing there shows nothing.")
     if any(row.get("members") for row in one.rows):
         found.append("Examples that were trained on were told from others better than by chance.")
-    if all(row.get("rounds") == "unknown" for row in one.rows):
+    if open_rounds := sum(row.get("rounds") == "unknown" for row in one.rows):
         found.append(
-            "What the clients' own rounds give away could not be judged: there the attack fails without a defense, "
-            "too, does not finish, or does not explain the updates."
+            f"What the clients' own rounds give away could not be judged in {open_rounds} of "
+            f"{plural(len(one.rows), 'federation')}: there the attack fails without a defense, too, does not finish, "
+            "or does not explain the updates."
         )
+    if LARGEST < one.epsilon < math.inf:
+        found.append(f"Only an ε of at most {LARGEST:g} counts as a promise here.")
     if any(name.startswith("channel-") for name in names) and question.examples < question.pixels:
         found.append(
             f"A channel fitted on {question.examples} images, the smallest site's, knows fewer directions than their "

@@ -156,11 +156,13 @@ def answered(
     return name, found, time.process_time() - start
 
 
-def scored(answer: Reconstruction, truth: PrivateBatch, others: Examples) -> Rows:
-    """The scores of every image of an update."""
-    found = Rows()
-    for real, guess in assign(truth.x, answer.x.cpu()):
-        mine = Reconstruction(answer.x[guess : guess + 1], None, answer.objective, answer.iterations)
+def scored(answer: Reconstruction, truth: PrivateBatch, others: Examples, means: torch.Tensor) -> Rows:
+    """The scores of every image of an update. One guess an image: more would be drawn from the public images until one
+    fits, and in place of those that are missing stand the class means."""
+    found, given = Rows(), answer.x[: len(truth.x)].cpu()
+    guesses = torch.cat([given, means[truth.y[len(given) :]]])
+    for real, guess in assign(truth.x, guesses):
+        mine = Reconstruction(guesses[guess : guess + 1], None, answer.objective, answer.iterations)
         row = score(mine, PrivateBatch(truth.x[real : real + 1], truth.y[real : real + 1]), gallery=others)
         said = ORDER.index(level({"scores": row.to_dict()}))
         words = {word: float(said >= ORDER.index(word)) for word in ("traces", "rebuilt")}
@@ -183,13 +185,13 @@ def meet(settings: Settings, seed: int, data: Path | None) -> Found:
     plain, base = list[Reconstruction](), list[Rows]()  # what matching found, which others may hand on
     for name, answers, seconds in asked(settings["attack"], scenario, ShadowSender(population, public), updates, means):
         rows = [
-            base[number] if base and one is plain[number] else scored(one, updates[number][0], gallery)
+            base[number] if base and one is plain[number] else scored(one, updates[number][0], gallery, means)
             for number, one in enumerate(answers)
         ]
         plain, base = plain or answers, base or rows
         there = sum(bool(views) for _, views in updates) / len(updates)
         found[name] = {**each([image for update in rows for image in update]), "seconds": seconds, "sent": there}
     if settings["defenses"] == NONE:
-        blind = [scored(Reconstruction(means[truth.y], truth.y, 0.0, 0), truth, gallery) for truth, _ in updates]
+        blind = [scored(Reconstruction(means[truth.y], truth.y, 0.0, 0), truth, gallery, means) for truth, _ in updates]
         found[MEAN] = each([image for update in blind for image in update])
     return found

@@ -10,6 +10,7 @@ client asks its model before every step (``client.planted``).
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from prunella.benchmarks.engine.images import task_of
 from prunella.benchmarks.engine.views import NONE, initial_sender, model_of
 from prunella.benchmarks.papers.defended import TRAINING, federated, images_of
 from prunella.benchmarks.speed.bench import turns
-from prunella.core.errors import PrunellaError
+from prunella.core.errors import DefenseError, PrunellaError
 from prunella.core.randomness import rehearsal
 from prunella.tasks.data import batches
 
@@ -46,4 +47,6 @@ def price(settings: Settings, seed: int, data: Path | None) -> Found:
         found = {**federated({**settings, "attack": TRAINING}, seed, data), "withheld": 0.0}
     except PrunellaError:  # every client withheld its update: no accuracy, and never a zero
         found = {"withheld": 1.0}
-    return {TRAINING: {**found, "time": seconds_ratio(settings, seed, data)}}
+    with suppress(DefenseError):  # a defense that withheld an update while it was timed has no time
+        found["time"] = seconds_ratio(settings, seed, data)
+    return {TRAINING: found}

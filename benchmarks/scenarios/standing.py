@@ -7,6 +7,7 @@ tells nothing. A chain is on the front of a picture if no other leaks less and i
 
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,10 +25,12 @@ WITH_EPSILON, WITHOUT = "#0072B2", "#E69F00"
 
 
 class Best(NamedTuple):
-    """The attack that rebuilds most behind a chain in a scenario, and how much."""
+    """The attack with the highest PSNR behind a chain in a scenario; and the ``counted`` one, which rebuilt the most
+    images."""
 
     attack: str
     point: Point
+    counted: Point
 
     @property
     def by_seed(self) -> tuple[float, ...]:
@@ -42,11 +45,15 @@ class Best(NamedTuple):
     @property
     def text(self) -> str:
         """Mean, interval and share rebuilt, and who did it, unless every update was withheld."""
-        if "sent" in self.point.values and not self.point.mean("sent"):
+        sent = self.point.mean("sent") if "sent" in self.point.values else 1.0
+        if not sent:
             return "nothing was sent"
         low, high = self.interval
-        end = "" if self.point.control else ", control failed"
-        return f"**{self.mean:.0f}** [{low:.0f}, {high:.0f}] {self.point.mean('rebuilt'):.0%} {self.attack}{end}"
+        share, by = f"{_rebuilt(self.counted):.0%}", self.counted.label[-1]
+        end = f", {sent:.0%} sent" if sent < 1 else ""
+        end += "" if self.point.control else ", control failed"
+        who = f"{share} {by}" if by == self.attack else f"{self.attack}, {share} {by}"
+        return f"**{self.mean:.0f}** [{low:.0f}, {high:.0f}] {who}{end}"
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -56,16 +63,35 @@ class Best(NamedTuple):
 
 
 def strongest(points: Iterable[Point]) -> dict[tuple[str, str], Best]:
-    """The best attack by (scenario, chain); of two that are as good, ``matching``, whose answers others hand on."""
-    found = dict[tuple[str, str], Best]()
+    """The best attacks by (scenario, chain); of two that are as good, ``matching``, whose answers others hand on. What
+    is not sent is attacked by nobody: such seeds are left out where another one was."""
+    met = dict[tuple[str, str], list[Point]]()
     for point in sorted(points, key=lambda point: point.label[-1] != MATCHING):
         scenario, _, chain, attack = point.label
-        if scenario == COST or attack == MEAN:
-            continue
-        one = Best(attack, point)
-        if (scenario, chain) not in found or one.mean > found[scenario, chain].mean:
-            found[scenario, chain] = one
+        if scenario != COST and attack != MEAN:
+            met.setdefault((scenario, chain), []).append(_sent(point))
+    found = dict[tuple[str, str], Best]()
+    for key, attacks in met.items():
+        best = max((Best(point.label[-1], point, point) for point in attacks), key=lambda one: one.mean)
+        most = max(attacks, key=lambda point: (_rebuilt(point), point is best.point))
+        found[key] = best._replace(counted=most)
     return found
+
+
+def _rebuilt(point: Point) -> float:
+    return point.mean("rebuilt") if "rebuilt" in point.values else 0.0
+
+
+def _sent(point: Point) -> Point:
+    """With the scores of those seeds alone in which something was sent, if any was."""
+    sent = point.values.get("sent", ())
+    if all(sent) or not any(sent):
+        return point
+    kept = {
+        key: tuple(value for value, there in zip(values, sent, strict=True) if there) if key != "sent" else values
+        for key, values in point.values.items()
+    }
+    return replace(point, values=kept)
 
 
 def costs(points: Iterable[Point]) -> dict[tuple[str, str], Point]:
@@ -109,11 +135,15 @@ def prices(points: Sequence[Point]) -> str:
 
 def table(points: Sequence[Point]) -> str:
     """Both tables, with what an entry means."""
-    said = f"Mean PSNR in dB (at most {MOST:.0f}) of the attack that rebuilds most, [the middle 95 % of a bootstrap of "
+    said = f"Mean PSNR in dB (at most {MOST:.0f}) of the attack with the highest, [the middle 95 % of a bootstrap of "
     said += "seeds and images, too narrow for few seeds],"
     seeds = sorted({len(point.values["psnr"]) for point in points if "psnr" in point.values})
     rest = f" Seeds behind an entry: {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))}." if seeds else ""
-    parts = [f"{said} the share of images that a report calls rebuilt, and the attack.{rest}", leaks(points)]
+    parts = [
+        f"{said} the largest share of images that one attack brings back as a report calls rebuilt, and who did each."
+        f"{rest}",
+        leaks(points),
+    ]
     if costs(points):
         parts.append("What each costs: a federation of four clients; mean ± standard deviation over seeds.")
         parts.append(prices(points))

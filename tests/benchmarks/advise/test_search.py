@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from prunella.benchmarks.advise.proposals import Proposal, shortlist
 from prunella.benchmarks.advise.search import (
+    LARGEST,
     SAFE,
     SEEDS,
     Standing,
@@ -65,6 +66,14 @@ def test_an_epsilon_that_a_ledger_passed_is_no_promise_and_one_that_it_kept_may_
     assert standing(PRIVATE, row(level="baseline", epsilon=4.1)).tier == "clear"
     assert Standing(PRIVATE, (row(level="baseline"),)).epsilon == math.inf  # a site without an ε
     assert standing(PRIVATE, row(level="traces")).tier == "promised"
+
+
+def test_an_epsilon_that_bounds_nothing_that_matters_is_no_promise() -> None:
+    own, judged = Proposal("dp-sgd", 0.3), row(level="baseline", epsilon=3001.0)
+    assert standing(own, row(level="baseline", epsilon=LARGEST)).tier == "promised"
+    assert standing(own, judged).tier == "clear"
+    assert standing(own, row(worst={"level": "unknown"}, epsilon=3001.0)).tier == "unknown"
+    assert standing(own, row(level="traces", epsilon=3001.0)).tier == "traces"
 
 
 def test_a_chain_of_the_users_own_has_an_epsilon_only_where_every_site_has_one() -> None:

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from prunella.attacks.score.level import Line
+from prunella.benchmarks.advise import trial
 from prunella.benchmarks.advise.proposals import Proposal
 from prunella.benchmarks.advise.search import Standing
 from prunella.benchmarks.advise.trial import about, data_digest, in_rounds, overrides, try_out, worst_case
 from tests.benchmarks.advise.test_proposals import question
-from tests.server.report.audits import CONTROL, DEFENDED, NOTHING, SINGLE, audit
+from tests.server.report.audits import CONTROL, DEFENDED, NOTHING, REBUILT, SINGLE, audit
 
 
 @pytest.mark.slow
@@ -37,6 +39,33 @@ def test_a_worst_case_that_was_not_explained_is_told_as_that_and_one_that_was_cu
 
     assert found() == ("baseline", True) and found(objective=0.6) == ("baseline", False)
     assert found(objective=0.6, reason="stopped after 600 s") == ("unknown", None)
+
+
+def test_one_audit_that_failed_in_any_round_leaves_nothing_known() -> None:
+    def late(line: Line) -> Line:
+        return {**line, "round": 9}
+
+    first = [CONTROL, DEFENDED, audit(scores=NOTHING), SINGLE, audit("single-defended", NOTHING)]
+    assert in_rounds(first, True) == "baseline" == worst_case(first, True)["level"]
+    dead = [late(audit("client", None, outcome="failed", reason="out of memory")), late(CONTROL)]
+    assert in_rounds([*first, *dead], True) == "unknown"
+    dead = [late(SINGLE), late(audit("single-defended", None, outcome="failed", reason="out of memory"))]
+    assert worst_case([*first, *dead], True)["level"] == "unknown"
+    no_control = [late({**SINGLE, "ok": False, "scores": NOTHING}), late(audit("single-defended", NOTHING))]
+    assert worst_case([*first, *no_control], True)["level"] == "unknown"
+    found = [late(SINGLE), late(audit("single-defended", REBUILT))]
+    assert worst_case([*first, *no_control, *found], True)["level"] == "rebuilt"
+
+
+def test_a_line_that_cannot_be_read_leaves_nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = overrides(question(rounds=1, audit_seconds=1.0), Proposal("none", 0.3), 0)
+    quiet = [CONTROL, audit(scores=NOTHING, defense="none"), SINGLE]
+    for damaged, level in ((0, "baseline"), (1, "unknown")):
+        monkeypatch.setattr(trial, "valid_audits", lambda lines, n=damaged: (quiet, n))
+        monkeypatch.setattr(trial, "worst_case", lambda audits, defended: {"level": "baseline"})
+        monkeypatch.setattr(trial, "in_rounds", lambda audits, defended: "baseline")
+        row = trial.try_out(asked | {"audit-every": 0}, 2)
+        assert row["worst"]["level"] == row["rounds"] == level
 
 
 def test_a_federation_that_cannot_train_says_why() -> None:

@@ -9,13 +9,15 @@ import torch
 from prunella.attacks import Attack
 from prunella.attacks.ig import Ig
 from prunella.benchmarks.engine import machine
+from prunella.benchmarks.engine.images import class_means, client_images, first
 from prunella.benchmarks.scenarios import meeting
 from prunella.benchmarks.scenarios.scenario import SCENARIOS, Scenario
 from prunella.core.errors import AttackError, DefenseError
-from prunella.core.types import Reconstruction
+from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.privacy import DEFENSES
 from prunella.privacy.defense import Entry, UpdateDefense, ignore_gradient, keep_received
 from prunella.privacy.none import NoDefense
+from prunella.tasks.data import Partition
 
 
 def grey(view: Any, task: Any, settings: Any, generator: Any, shadow: Any = None, earlier: Any = ()) -> Reconstruction:
@@ -111,6 +113,17 @@ def withhold(settings: Any) -> UpdateDefense:
 
 
 SILENT = Entry("update", NoDefense, withhold)
+
+
+def test_an_answer_is_one_guess_an_image() -> None:
+    """A bag of public pictures would always hold one that is like enough, and a guess of one of four is of four."""
+    images = first(client_images("digits", None, Partition("iid", clients=1)), 60)
+    truth, others = PrivateBatch(images.x[:4], images.y[:4]), images.take(torch.arange(20, 60))
+    means = class_means(images, 10)
+    bag = Reconstruction(torch.cat([torch.zeros_like(truth.x), truth.x]), None, 0.0, 1)
+    assert all(row["psnr"] < 15 for row in meeting.scored(bag, truth, others, means))
+    one = meeting.scored(Reconstruction(truth.x[:1], None, 0.0, 1), truth, others, means)
+    assert len(one) == 4 and one[0]["psnr"] == 100 and all(row["psnr"] < 20 for row in one[1:])
 
 
 def test_a_client_that_sends_nothing_leaves_the_class_mean() -> None:

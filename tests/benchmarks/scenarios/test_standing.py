@@ -1,11 +1,16 @@
 """The board's page: the strongest attack by all seeds and images, what was not measured, and the front."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from prunella.benchmarks.engine.claim import Point
+from prunella.benchmarks.engine.results import from_json
 from prunella.benchmarks.scenarios import standing
+from prunella.benchmarks.scenarios.board import BOARD, DEFENSES
+
+STORED = Path(__file__).parents[3] / "docs" / "results"
 
 
 def attacked(chain: str, attack: str, *seeds: tuple[float, ...], control: bool = True) -> Point:
@@ -69,6 +74,28 @@ def test_a_client_that_sends_nothing_is_no_defense_that_holds() -> None:
         point.values["sent"] = (share,)  # type: ignore[index]
     assert standing.strongest([silent])["one-image", "noise"].text == "nothing was sent"
     assert standing.strongest([some])["one-image", "noise"].text.startswith("**12**")
+
+
+def test_no_share_that_is_printed_is_below_that_of_another_attack() -> None:
+    best, other = (attacked("noise", name, (db, db)) for name, db in (("inverter", 13.0), ("matching", 12.0)))
+    other.values["rebuilt"] = (1.0,)  # type: ignore[index]
+    text = standing.strongest([best, other])["one-image", "noise"].text
+    assert text == "**13** [13, 13] inverter, 100% matching"
+
+
+def test_seeds_in_which_nothing_was_sent_are_not_of_the_mean() -> None:
+    point = attacked("noise", "matching", (40.0, 40.0), (12.0, 12.0))
+    point.values["sent"] = (1.0, 0.0)  # type: ignore[index]
+    assert standing.strongest([point])["one-image", "noise"].text == "**40** [40, 40] 50% matching, 50% sent"
+
+
+def test_the_stored_boards_print_the_largest_share() -> None:
+    for claim in (BOARD, DEFENSES):
+        points = from_json(json.loads((STORED / f"{claim.name}.json").read_text()), claim).points
+        for (scenario, chain), best in standing.strongest(points).items():
+            same = [p for p in points if (p.label[0], p.label[2]) == (scenario, chain) and p.label[3] != "class mean"]
+            most = max(p.mean("rebuilt") for p in same if all(p.values.get("sent", ())))
+            assert best.counted.mean("rebuilt") >= most - 1e-9
 
 
 def test_the_front_has_what_nothing_beats() -> None:
