@@ -114,10 +114,16 @@ def auc_limits(auc: float, members: int, outsiders: int, scores: int) -> tuple[f
     return max(0.0, auc - wide), min(1.0, auc + wide)
 
 
-def told(separation: Separation) -> dict[str, float]:
-    """What a client may tell in numbers; a rate that its outsiders cannot resolve is left out."""
+def exact(separation: Separation) -> dict[str, float]:
+    """Its numbers; a rate that its outsiders cannot resolve is left out."""
     counts = {"strict": separation.strict, "loose": separation.loose}
-    resolved = {name: float(hits - hits % STEP) for (name, hits), can in
+    resolved = {name: float(hits) for (name, hits), can in
                 zip(counts.items(), resolves(separation.outsiders), strict=True) if can}  # fmt: skip
-    sizes = {"members": float(separation.members), "outsiders": float(separation.outsiders)}
-    return {**sizes, "auc": round(separation.auc, 2), **resolved}
+    return {"members": separation.members, "outsiders": separation.outsiders, "auc": separation.auc, **resolved}
+
+
+def told(separation: Separation) -> dict[str, float]:
+    """What a client may tell in numbers."""
+    known = exact(separation)
+    coarse = {name: known[name] - known[name] % STEP for name in ("strict", "loose") if name in known}
+    return {**{name: float(each) for name, each in known.items()}, "auc": round(separation.auc, 2), **coarse}

@@ -19,12 +19,15 @@ from torch import Generator, Tensor
 from prunella.attacks import ATTACKS, PROBES, find_attack
 from prunella.attacks.denoise import Channel
 from prunella.attacks.engine.resume import ResumeStore
-from prunella.attacks.mia import AttackedModel, MembershipLeakage, membership_leakage
+from prunella.attacks.mia import AttackedModel
+from prunella.attacks.score.membership import Separation, compare
 from prunella.core.files import read_tree
 from prunella.core.trees import Tree, add
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.deploy.errors import UsageError
-from prunella.tasks.task import Task
+from prunella.tasks.task import Task, are_classes
+
+_ROUNDING = 1e-3  # of pixels in another format
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,26 @@ def attack_keywords(
     return given | ({"known": Channel(**read_tensors(known, ("public", "noise")))} if known is not None else {})
 
 
-def membership_examples(path: Path | None, option: str) -> MembershipExamples:
-    """Read examples with their membership. Raises ``UsageError``."""
+def require_pixels(path: Path, x: Tensor) -> None:
+    """Raise ``UsageError`` where images are not of pixels in [0, 1]."""
+    if len(x) and not -_ROUNDING <= float(x.min()) <= float(x.max()) <= 1 + _ROUNDING:
+        raise UsageError(
+            f"{path} has pixels from {float(x.min()):.3g} to {float(x.max()):.3g}, and scores are of pixels from 0 to "
+            "1: bring them there, with (x - mean) / std in the model, where the attack can undo it"
+        )
+
+
+def membership_examples(path: Path | None, option: str, task: Task) -> MembershipExamples:
+    """Read examples of the ``task`` with their membership. Raises ``UsageError``."""
     if path is None:
         raise UsageError(f"mia infers the membership of examples: add {option} FILE with tensors x, y and member")
     tree = read_tensors(path, ("x", "y", "member"))
     if not len(tree["x"]) == len(tree["y"]) == len(tree["member"]):
         raise UsageError(f"{path}: x, y and member must have the same length")
+    require_pixels(path, tree["x"])
+    if tuple(tree["x"].shape[1:]) != task.shape or not are_classes(tree["y"], task.classes):
+        of = f"images of shape {task.shape} and labels from 0 to {task.classes - 1}"
+        raise UsageError(f"{path} has other examples than the model was trained on, which are {of}")
     return MembershipExamples(PrivateBatch(tree["x"].float(), tree["y"].long()), tree["member"].bool())
 
 
@@ -83,10 +99,10 @@ def infer_membership(
     known: MembershipExamples,
     asked: MembershipExamples,
     generator: Generator,
-) -> MembershipLeakage:
+) -> Separation:
     """Membership of ``asked`` in the data the view's model was trained on: its weights after the update."""
     device = next(iter(view.params.values())).device
     model = AttackedModel(task, add(view.params, view.update), view.received_buffers or view.buffers)
     members, outsiders, batch = (each.on(device) for each in (known.part(True), known.part(False), asked.batch))
     scores = PROBES["mia"].infer(model, members, outsiders, batch, settings, generator).cpu()
-    return membership_leakage(scores[asked.member], scores[~asked.member])
+    return compare(scores[asked.member], scores[~asked.member])

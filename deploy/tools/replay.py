@@ -21,10 +21,11 @@ from torch import Tensor
 
 from prunella.attacks import PROBES, SECTIONS, find_attack
 from prunella.attacks.engine.resume import ResumeStore
-from prunella.attacks.mia import MembershipLeakage
 from prunella.attacks.score.leakage import LabelLeakage, Leakage, label_leakage, rdlv, score
 from prunella.attacks.score.level import level
 from prunella.attacks.score.lpips import lpips
+from prunella.attacks.score.membership import Separation, exact
+from prunella.attacks.score.membership import found as members_told
 from prunella.attacks.trace import load_trace, recorded_task
 from prunella.core.config import parse_section, section_defaults
 from prunella.core.device import pick_device
@@ -36,16 +37,21 @@ from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.deploy.errors import UsageError, writable
 from prunella.deploy.runtime.settings import parse
-from prunella.deploy.tools.audit_inputs import attack_keywords, infer_membership, membership_examples
+from prunella.deploy.tools.audit_inputs import (
+    attack_keywords,
+    infer_membership,
+    membership_examples,
+    require_pixels,
+)
 from prunella.deploy.tools.client_rounds import VIEW, check_one_client, earlier_rounds, last_round
 from prunella.library import pictures
 from prunella.server.audit.attempt import Attempt, Order, attempt
 from prunella.server.audit.job import PUBLIC
 from prunella.server.audit.shadow import RunShadow, read_public, shadow_beside
+from prunella.server.report.membership import figures
 from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task
 
-_ROUNDING = 1e-3  # of pixels in another format
 Store = Callable[[Path | None], ResumeStore]
 Tell = Callable[[int, int, float, int], None]  # a descent's number, iteration, objective, and iterations in all
 TRUTH = "truth.safetensors"
@@ -156,12 +162,7 @@ def read_truth(file: Path | None, trace: Path) -> PrivateBatch | None:
         truth = PrivateBatch(tree["x"].float(), tree["y"].long())
     except (OSError, SafetensorError, KeyError):
         raise UsageError(f"{path} is not a safetensors file with images x and labels y") from None
-    if len(truth.x) and not -_ROUNDING <= float(truth.x.min()) <= float(truth.x.max()) <= 1 + _ROUNDING:
-        low, high = float(truth.x.min()), float(truth.x.max())
-        raise UsageError(
-            f"{path} has pixels from {low:.3g} to {high:.3g}, and scores are of pixels from 0 to 1: bring them there, "
-            "with (x - mean) / std in the model, where the attack can undo it"
-        )
+    require_pixels(path, truth.x)
     return truth
 
 
@@ -222,16 +223,17 @@ class MembershipFound:
     """What membership inference found."""
 
     threat: str
-    leakage: MembershipLeakage
+    separation: Separation
 
     def lines(self) -> list[str]:
-        """What to tell the user."""
-        found = self.leakage
+        """What to tell the user, in a report's words and with its limits."""
+        apart = self.separation
+        told = "told" if members_told([apart]) else "not told"
         return [
             f"attack     mia: {self.threat}",
-            f"asked      {found.members} members and {found.outsiders} outsiders",
-            f"auc        {found.auc:.3f} (guessing 0.5)",
-            f"tpr        {found.tpr:.3f} of the members at a false-positive rate of 0.1 % (guessing 0.001)",
+            f"asked      {apart.members} members and {apart.outsiders} outsiders",
+            f"result     members {told} from outsiders better than by chance",
+            *(f"           {each}" for each in figures({"mia": exact(apart)})),
         ]
 
 
@@ -248,8 +250,9 @@ def perceptual_score(truth: PrivateBatch, answer: Reconstruction, leakage: Leaka
 def audit_membership(sources: Sources, name: str, given: Sequence[str], seed: int) -> MembershipFound:
     """Membership inference against the weights a view ends with."""
     settings = settings_of(name, given)
-    known, asked = membership_examples(sources.known, "--known"), membership_examples(sources.truth, "--truth")
     view, task, _ = sources.views()
+    known = membership_examples(sources.known, "--known", task)
+    asked = membership_examples(sources.truth, "--truth", task)
     found = infer_membership(view, task, settings, known, asked, stream(seed, purpose="replay"))
     return MembershipFound(PROBES[name].threat, found)
 

@@ -53,7 +53,7 @@ def _rate(scores: Scores, name: str, false: float) -> str:
     )
 
 
-def _figures(scores: Scores) -> str:
+def figures(scores: Scores) -> list[str]:
     """The best of all scores in each figure, with intervals that hold for all of them together."""
     best = max(scores.values(), key=lambda each: float(each["auc"]))
     low, high = auc_limits(best["auc"], best["members"], best["outsiders"], len(scores))
@@ -62,7 +62,7 @@ def _figures(scores: Scores) -> str:
         f"to {percent(high)}; by chance: {percent(0.5)})"
     )
     rates = [_rate(scores, name, false) for name, false in zip(("loose", "strict"), FALSE_POSITIVES[::-1], strict=True)]
-    return "; ".join([pairs, *rates])
+    return [pairs, *rates]
 
 
 def membership_notes(audits: Sequence[Line]) -> list[str]:
@@ -73,6 +73,6 @@ def membership_notes(audits: Sequence[Line]) -> list[str]:
         silent = told.get("scores") is None and told["word"] != "unresolved"
         beside = ", as it reports without numbers" if silent else ""
         if told.get("scores"):
-            beside = f": {_figures(told['scores'])}"
+            beside = f": {'; '.join(figures(told['scores']))}"
         found.append(f"{who(audit)}: {WORDS[told['word']]}{beside}.")
     return found

@@ -1,6 +1,7 @@
 """Attacks that must know more than a view get it from files of the user's, through the command."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from typer.testing import CliRunner
 
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.score.control import undefended_view
+from prunella.attacks.score.membership import compare
 from prunella.attacks.trace import save_trace
+from prunella.core.errors import AttackError
 from prunella.core.files import write_tree
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import subtract
@@ -54,8 +57,39 @@ def test_membership_in_the_weights_a_trace_ends_with(digits: PrivateBatch, tmp_p
         member = torch.tensor([row < 60 for row in rows])
         write_tree(tmp_path / f"{name}.safetensors", {"x": x[rows], "y": labels[rows], "member": member})
     files = ["--attack", "mia", "--known", tmp_path / "known.safetensors", "--truth", tmp_path / "asked.safetensors"]
-    assert figure(audit(tmp_path / "end.safetensors", *files), "auc") > 0.85
-    assert abs(figure(audit(tmp_path / "start.safetensors", *files), "auc") - 0.5) < 0.2
+
+    def outranks(output: str) -> float:
+        return float(output.split("that was not in ")[1].split("\u202f%")[0])
+
+    known = audit(tmp_path / "end.safetensors", *files)
+    assert outranks(known) > 85 and "members told from outsiders better than by chance" in known
+    assert "0.1\u202f% of false alarms cannot be resolved with at most 90 outsiders" in known
+    unknown = audit(tmp_path / "start.safetensors", *files)
+    assert abs(outranks(unknown) - 50) < 20 and "members not told" in unknown
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x, y: (255 * x, y), "pixels from 0 to 255"),
+        (lambda x, y: (x, y + 10), "labels from 0 to 9"),
+        (lambda x, y: (x[:, :, :4], y), "images of shape"),
+        (lambda x, y: (x * float("nan"), y), "pixels from nan"),
+    ],
+)
+def test_examples_that_the_model_never_saw_in_that_form_are_refused(
+    change: Any, words: str, digits: PrivateBatch, tmp_path: Path
+) -> None:
+    x, y = change(digits.x[:4], digits.y[:4])
+    path, task = tmp_path / "asked.safetensors", Task("cnn", (1, 8, 8), 10)
+    write_tree(path, {"x": x.contiguous(), "y": y, "member": torch.ones(4, dtype=torch.bool)})
+    with pytest.raises(UsageError, match=words):
+        membership_examples(path, "--truth", task)
+
+
+def test_too_few_examples_judge_no_membership() -> None:
+    with pytest.raises(AttackError, match="cannot be judged"):
+        compare(torch.ones(1), torch.zeros(1))
 
 
 def test_a_channel_s_noise_comes_off_with_what_is_known_of_it(digits: PrivateBatch, tmp_path: Path) -> None:
@@ -94,7 +128,7 @@ def test_what_an_attack_cannot_use_or_lacks_is_said(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="not a safetensors file with the tensors x, y"):
             read_tensors(path, ("x", "y"))
     with pytest.raises(UsageError, match="--known FILE"):
-        membership_examples(None, "--known")
+        membership_examples(None, "--known", Task("cnn", (1, 8, 8), 10))
     write_tree(tmp_path / "odd", {"x": torch.zeros(2, 1, 8, 8), "y": torch.zeros(2), "member": torch.ones(3)})
     with pytest.raises(UsageError, match="the same length"):
-        membership_examples(tmp_path / "odd", "--known")
+        membership_examples(tmp_path / "odd", "--known", Task("cnn", (1, 8, 8), 10))
