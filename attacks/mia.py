@@ -7,13 +7,10 @@ Four inputs per example, each into an embedding of its own, all four joined into
 in descending order [K], the loss [1], the last layer's gradient (p - e_y) h^T [K F], the label one-hot [K]. Inputs are
 standardised by the known examples; the loss goes in as log(loss + 1e-6), as it spans decades.
 
-Scores are of one model: an AUC of 0.5 means that *this* attack learns nothing from *these* examples. What counts beside
-it is the share of members found at a false-positive rate of 0.1 % (Carlini et al. 2022): few, but certain.
+Scores are of one model: an AUC of 0.5 means that *this* attack learns nothing from *these* examples. How well they part
+members from outsiders, and with what certainty, is ``attacks.score.membership``.
 
 Departures: gradients of more than ``GRADIENT`` coordinates are projected at random to as many; widths are ours.
-
->>> membership_leakage(torch.tensor([0.9, 0.8]), torch.tensor([0.1, 0.85]))
-MembershipLeakage(auc=0.75, tpr=0.5, members=2, outsiders=2)
 """
 
 from dataclasses import dataclass
@@ -26,12 +23,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from prunella.attacks.engine.label_inference import last_linear
 from prunella.core.config import Count, Positive
 from prunella.core.errors import AttackError
-from prunella.core.extras import require
 from prunella.core.trees import Tree
 from prunella.core.types import PrivateBatch
 from prunella.tasks.task import Task
 
-FALSE_POSITIVES = 0.001
 GRADIENT = 8192
 _BATCH, _ROWS = 256, 64
 _WIDTHS = (32, 16, 64, 16)  # of the four embeddings
@@ -57,30 +52,6 @@ class AttackedModel:
     task: Task
     params: Tree
     buffers: Tree
-
-
-@dataclass(frozen=True)
-class MembershipLeakage:
-    """``tpr``: share of members above the threshold at which at most 0.1 % of outsiders are. Both leak upwards."""
-
-    auc: float
-    tpr: float
-    members: int
-    outsiders: int
-
-
-def membership_leakage(members: Tensor, outsiders: Tensor) -> MembershipLeakage:
-    """How well scores [M] of members and [N] of outsiders part. Raises ``AttackError`` for one that is not finite."""
-    require("server", "sklearn")
-    from sklearn.metrics import roc_auc_score, roc_curve
-
-    scores = torch.cat([members, outsiders]).double().cpu()
-    if not bool(torch.isfinite(scores).all()) or not len(members) or not len(outsiders):
-        raise AttackError("membership cannot be judged: scores are missing or not finite")
-    truth = torch.cat([torch.ones(len(members)), torch.zeros(len(outsiders))]).numpy()
-    false, true, _ = roc_curve(truth, scores.numpy(), drop_intermediate=False)
-    auc = float(roc_auc_score(truth, scores.numpy()))
-    return MembershipLeakage(auc, float(true[false <= FALSE_POSITIVES].max()), len(members), len(outsiders))
 
 
 def inputs_of(model: AttackedModel, examples: PrivateBatch, generator: Generator) -> Inputs:

@@ -30,9 +30,10 @@ from torch import Tensor
 
 from prunella.attacks.denoise import Filter, learnt_filter, moments, principal
 from prunella.attacks.engine.image_priors import into_box
-from prunella.attacks.mia import AttackedModel, Mia, infer, membership_leakage
+from prunella.attacks.mia import AttackedModel, Mia, infer
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.attacks.score.leakage import score
+from prunella.attacks.score.membership import compare
 from prunella.benchmarks.engine.claim import Found, Measure, Settings, each
 from prunella.benchmarks.engine.images import class_means, client_images, every_test_image, task_of
 from prunella.benchmarks.engine.views import NONE, received_of
@@ -144,7 +145,7 @@ def membership(settings: Settings, seed: int, data: Path | None) -> Found:
     model = AttackedModel(task_of(settings, data), received.params, received.buffers)
     members, outsiders, candidates, inside = split(settings, seed, data)
     scores = infer(model, members, outsiders, candidates, Mia(), stream(seed, purpose="claim-membership"))
-    auc = membership_leakage(scores[:inside], scores[inside:]).auc
+    auc = compare(scores[:inside], scores[inside:]).auc
     own = inverted(told, seed, data, trained)
     return {settings["arm"]: {"accuracy": trained.accuracy, "auc": auc, **own}}
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from prunella.attacks import PROBES
-from prunella.attacks.mia import GRADIENT, AttackedModel, AttackNetwork, Mia, infer, inputs_of, membership_leakage
+from prunella.attacks.mia import GRADIENT, AttackedModel, AttackNetwork, Mia, infer, inputs_of
+from prunella.attacks.score.membership import compare
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree
@@ -43,16 +44,16 @@ def memorised(rows: Rows) -> AttackedModel:
 def test_members_of_an_overfit_model_are_found_and_fresh_examples_are_not_told_apart(memorised, rows) -> None:
     scores = PROBE.infer(memorised, rows(0, 200), rows(400, 600), rows(200, 8000), Mia(), stream(0, purpose="attack"))
     members, fresh = scores[:200], scores[400:]
-    assert membership_leakage(members, fresh).auc > 0.6
-    assert abs(membership_leakage(fresh[::2], fresh[1::2]).auc - 0.5) < 0.02
+    assert compare(members, fresh).auc > 0.6
+    assert abs(compare(fresh[::2], fresh[1::2]).auc - 0.5) < 0.02
 
 
 def test_a_model_that_saw_none_of_them_gives_nothing_away(memorised, rows) -> None:
     untrained = dataclasses.replace(memorised, params=initial(memorised.task, 0)[0])
     scores = infer(untrained, rows(0, 200), rows(400, 600), rows(1000, 8000), Mia(), stream(0, purpose="attack"))
-    assert abs(membership_leakage(scores[::2], scores[1::2]).auc - 0.5) < 0.03
+    assert abs(compare(scores[::2], scores[1::2]).auc - 0.5) < 0.03
     asked = infer(untrained, rows(0, 200), rows(400, 600), rows(200, 1000), Mia(), stream(0, purpose="attack"))
-    assert abs(membership_leakage(asked[:200], asked[400:]).auc - 0.5) < 0.1  # 200 members: its deviation is 0.025
+    assert abs(compare(asked[:200], asked[400:]).auc - 0.5) < 0.1  # 200 members: its deviation is 0.025
 
 
 def test_members_among_photographs(photographs) -> None:
@@ -60,7 +61,7 @@ def test_members_among_photographs(photographs) -> None:
     part = lambda first, last: PrivateBatch(data.x[first:last], data.y[first:last])  # noqa: E731
     model = overfit(Task("lenet", (3, 32, 32), 10), part(0, 500), 350, 0.05)
     scores = infer(model, part(0, 250), part(500, 750), part(250, 1500), Mia(), stream(0, purpose="attack"))
-    assert membership_leakage(scores[:250], scores[500:]).auc > 0.6
+    assert compare(scores[:250], scores[500:]).auc > 0.6
 
 
 def test_the_four_inputs_are_what_they_are_called(memorised, rows) -> None:
@@ -83,18 +84,6 @@ def test_long_gradients_are_projected_alike_for_known_and_asked() -> None:
     batch = PrivateBatch(torch.rand(2, 1, 28, 28), torch.tensor([1, 2]))
     first, again = (inputs_of(model, batch, torch.Generator().manual_seed(3))[2] for _ in range(2))
     assert torch.equal(first, again) and first.shape[1] <= GRADIENT
-
-
-def test_leakage_is_scikit_learn_s_and_the_extremes_are_the_extremes() -> None:
-    members, outsiders = torch.arange(10.0) + 5, torch.arange(2000.0) / 100
-    perfect = membership_leakage(members + 100, outsiders)
-    assert (perfect.auc, perfect.tpr) == (1.0, 1.0)
-    swapped = membership_leakage(outsiders, members + 100)
-    assert (swapped.auc, swapped.tpr) == (0.0, 0.0)
-    few = membership_leakage(torch.tensor([19.985, 1.0]), outsiders)  # one member above all but one of 2000
-    assert few.tpr == 0.5
-    with pytest.raises(AttackError, match="finite"):
-        membership_leakage(torch.tensor([float("nan")]), outsiders)
 
 
 def test_the_attacker_has_four_embeddings_and_four_layers() -> None:
