@@ -46,7 +46,7 @@ class Measure:
     ``name`` and ``version`` are in a cell's digest, so that claims share cells. The positive control of a cell is the
     cell with the settings in ``control`` in place of its own, and without ``names``, which only label a point; None:
     nothing here is an attack. A control succeeded when every series (or the one that is ``told``) has at least
-    ``least`` of each metric there that it has: an image rebuilt to ``PSNR_FLOOR`` in the mean.
+    ``least`` of each metric there that it has, and there is one: an image rebuilt to ``PSNR_FLOOR`` in the mean.
     """
 
     name: str
@@ -69,8 +69,13 @@ class Measure:
         >>> [measure.works({"ig": {"psnr": psnr}, "training": {"accuracy": 0.1}}) for psnr in (30.0, 12.0)]
         [True, False]
         """
-        rows = [found[self.told]] if self.told in found else found.values()
-        return all(row[key] >= least for row in rows for key, least in self.least.items() if key in row)
+        rows = [found.get(self.told, {})] if self.told else found.values()
+        checked = [row[key] >= least for row in rows for key, least in self.least.items() if key in row]
+        return bool(checked) and all(checked)
+
+    def attacks(self, found: Found) -> bool:
+        """Whether anything of a cell is an attack's: training alone needs no control."""
+        return any(key in row for row in found.values() for key in self.least)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from prunella.benchmarks.engine.cells import Cache, Row
 from prunella.benchmarks.engine.claim import Experiment, Found, Point, Settings, Size
 from prunella.benchmarks.engine.machine import device, use_device
 from prunella.benchmarks.engine.schedule import Seconds, next_cell
+from prunella.core.errors import ConfigError
 from prunella.core.foreign import digest, is_foreign
 
 Say = Callable[[str], object]
@@ -90,8 +92,16 @@ def cells_of(experiment: Experiment, size: Size) -> list[Cell]:
     return list(found.values())
 
 
+def each_once(seeds: Sequence[int]) -> Sequence[int]:
+    """The seeds. Raises ``ConfigError`` for one that is there twice: the rules take seeds for independent samples."""
+    for seed, times in Counter(seeds).items():
+        if times > 1:
+            raise ConfigError(f"the sweep has seed {seed} twice: the same draws are no second sample")
+    return seeds
+
+
 class Plan:
-    """The cells of some claims at a size: those that are done, and which comes next."""
+    """The cells of some claims at a size: those that are done, and which comes next. Raises as ``each_once``."""
 
     def __init__(
         self,
@@ -106,7 +116,7 @@ class Plan:
         self.cache, self.seconds = cache, Seconds(typical)
         self.done, self.taken, self.failed = dict[str, Row](), set[str](), dict[str, str]()
         for name, experiment in experiments.items():
-            rounds = {seed: list[str]() for seed in experiment.sweeps[size].seeds}
+            rounds = {seed: list[str]() for seed in each_once(experiment.sweeps[size].seeds)}
             for cell in cells_of(experiment, size):
                 key, control = cell.key(experiment), control_of(cell, experiment)
                 rounds[cell.seed].append(key)
@@ -255,12 +265,13 @@ def measured(
 
 
 def vouched(cell: Cell, experiment: Experiment, done: dict[str, Row]) -> bool | None:
-    """Whether a cell's control succeeded; None where one of the two has not been measured."""
-    control = control_of(cell, experiment)
-    about = (control or cell).key(experiment)
-    if about not in done or cell.key(experiment) not in done:
+    """Whether a cell's control succeeded, or neither of the two is an attack; None where one has not been measured."""
+    control, measure = control_of(cell, experiment), experiment.measure
+    pair = [one.key(experiment) for one in (control or cell, cell)]
+    if any(about not in done for about in pair):
         return None
-    return control is None or experiment.measure.works(done[about]["found"])
+    found = [done[about]["found"] for about in pair]
+    return control is None or measure.works(found[0]) or not any(map(measure.attacks, found))
 
 
 def in_order(series: Iterable[str]) -> list[str]:

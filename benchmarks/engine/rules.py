@@ -11,7 +11,7 @@ holds            every comparison is above ``by``, or 0 if that is less, beyond 
 holds in trend   the mean over comparisons is, and no single one is refuted
 does not hold    a single one is below ``by`` beyond chance, or the mean over all
 undecided        none of these: the seeds are too few for the spread, or the effect is near ``by``
-not judged       a positive control failed, so that nothing can be compared
+not judged       a positive control failed, so that nothing can be compared, or a number that the rule needs is none
 
 Where there is nothing (``by`` 0), or an effect of just ``by``, a claim holds, in full or in trend, in 2.5 % of
 measurements at most, and is refuted in 2.5 %. All looks that can refute it share the second (Bonferroni): comparisons,
@@ -37,7 +37,7 @@ of the variance is theirs. Every verdict carries its reason in words.
 import functools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple
@@ -147,6 +147,12 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     return found
 
 
+def _unknown(what: str, found: Mapping[str, Iterable[float]]) -> Judgement | None:
+    """Refused where a number is NaN or infinite: comparing with it tells nothing, whichever way it comes out."""
+    names = [name for name, values in found.items() if not all(map(math.isfinite, values))]
+    return Judgement(REFUSED, f"{what}: no finite number at {', '.join(names)}") if names else None
+
+
 def within(pairs: Mapping[str, tuple[float, float]], tolerance: float) -> Judgement:
     """(measured, published), counted numbers: every one within a relative tolerance, or at least in the published
     order.
@@ -154,6 +160,8 @@ def within(pairs: Mapping[str, tuple[float, float]], tolerance: float) -> Judgem
     >>> within({"a": (1.01, 1.0), "b": (2.0, 2.0)}, 0.02).word, within({"a": (3.0, 1.0), "b": (9.0, 2.0)}, 0.02).word
     ('holds', 'holds in trend')
     """
+    if unknown := _unknown("deviation", pairs):
+        return unknown
     off = {name: abs(measured / published - 1) for name, (measured, published) in pairs.items()}
     name = max(off, key=lambda key: off[key])
     text = f"largest deviation {off[name]:.2%} ({name}) of {len(off)} numbers, {tolerance:.0%} allowed"
@@ -173,6 +181,8 @@ def positive(
     >>> positive({"a": [0.0, 0.01, 0.0]}, "gain", by=1.0)
     Judgement(word='does not hold', reason='gain, 1 or more: not at a; +0.00333 [-0.011, +0.0177] in the mean')
     """
+    if unknown := _unknown(what, comparisons):
+        return unknown
     seeds = min(len(values) for values in comparisons.values())
     every = [statistics.fmean(values[seed] for values in comparisons.values()) for seed in range(seeds)]
     looks = len(comparisons) + (len(comparisons) > 1)  # one comparison is its own mean
@@ -225,6 +235,8 @@ def at_most(measured: Mapping[str, Sequence[float]], bound: float, what: str, sh
     >>> at_most({"a": [1.0, 1.0], "b": [1.5, 1.5]}, 2.0, "time")
     Judgement(word='holds', reason='time, under 2: 2 of 2; most 1.50 (b)')
     """
+    if unknown := _unknown(what, measured):
+        return unknown
     most = {name: statistics.fmean(values) for name, values in measured.items()}
     name = max(most, key=lambda key: most[key])
     under = {key: [bound - value for value in values] for key, values in measured.items()}
@@ -239,6 +251,9 @@ def falls(series: Curves, what: str, by: float = _ANY, shares: Shares = ALONE) -
     >>> falls({"snip": [(0.1, [30, 31]), (0.5, [20, 21]), (0.9, [10, 10])]}, "PSNR")
     Judgement(word='holds', reason='PSNR falls: 1 of 1; +20.5 [+14.1, +26.9] in the mean')
     """
+    steps = {name: [value for _, values in points for value in values] for name, points in series.items()}
+    if unknown := _unknown(f"{what} falls", steps):
+        return unknown
     ends, rising = dict[str, list[float]](), list[str]()
     for name, points in series.items():
         rows = [values for _, values in sorted(points)]

@@ -59,3 +59,12 @@ def test_what_was_dropped_for_its_control_is_said_with_the_verdict() -> None:
     assert judged(toy, "small", found) == Judgement(HOLDS, "not judged: B, whose control failed; A falls")
     assert judged(toy, "paper", found) == Judgement(HOLDS, "A falls")
     assert judged(toy, "small", found, 1).word == REFUSED
+
+
+def test_a_control_of_which_nothing_was_checked_did_not_succeed() -> None:
+    any_series, told = Measure("m", lambda *_: {}), Measure("m", lambda *_: {}, told="ig")
+    assert not any_series.works({}) and not any_series.works({"ig": {"seconds": 1.0}})
+    assert any_series.works({"ig": {"psnr": 30.0}, "training": {"accuracy": 0.1}})
+    assert told.works({"ig": {"psnr": 30.0}, "other": {"psnr": 5.0}})
+    assert not told.works({"other": {"psnr": 30.0}}) and not told.works({"ig": {"accuracy": 1.0}})
+    assert not any_series.works({"ig": {"psnr": math.nan}})

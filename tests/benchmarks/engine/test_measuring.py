@@ -16,6 +16,7 @@ import pytest
 from prunella.benchmarks.engine.cells import Cache
 from prunella.benchmarks.engine.claim import Claim, Measure, Plot, declared
 from prunella.benchmarks.engine.measuring import Plan, RunLimits, cells_of, fill, measured, missing, points
+from prunella.core.errors import ConfigError
 
 
 def toy(settings: dict[str, Any], seed: int, data: Path | None) -> dict[str, dict[str, float]]:
@@ -131,3 +132,29 @@ def test_a_cell_whose_control_was_not_measured_does_not_count(tmp_path: Path) ->
     control = next(cell for cell in cells_of(experiment, "small") if cell.settings["rate"] == 0.0)
     del done[control.key(experiment)]
     assert not list(points(experiment, "small", done))
+
+
+def vouched_by(control: dict[str, dict[str, float]], found: dict[str, dict[str, float]], told: str = "") -> bool:
+    """Whether a cell that gives ``found`` counts beside a control that gives ``control``."""
+    measure = Measure("toy", toy, control={"rate": 0.0}, told=told)
+    whole = dataclasses.replace(claim().experiment, measure=measure)
+    sweep = dataclasses.replace(whole.sweeps["small"], cells=({"rate": 0.1},), seeds=(0,))
+    experiment = dataclasses.replace(whole, sweeps={"small": sweep})
+    of = {0.0: control, 0.1: found}
+    done = {c.key(experiment): {"found": of[c.settings["rate"]]} for c in cells_of(experiment, "small")}
+    (point,) = points(experiment, "small", done)
+    return point.control
+
+
+def test_a_control_that_has_no_number_vouches_for_no_attack_and_training_needs_none() -> None:
+    attack, training = {"ig": {"psnr": 9.0}}, {"training": {"accuracy": 0.9}}
+    assert not vouched_by({}, attack) and not vouched_by(training, attack)
+    assert not vouched_by({"other": {"psnr": 30.0}}, attack, told="ig")
+    assert vouched_by({"ig": {"psnr": 30.0}}, attack, told="ig") and vouched_by(training, training, told="ig")
+
+
+def test_a_seed_that_is_there_twice_is_no_second_sample(tmp_path: Path) -> None:
+    whole = claim().experiment
+    twice = dataclasses.replace(whole, sweeps={"small": dataclasses.replace(whole.sweeps["small"], seeds=(3, 1, 3))})
+    with pytest.raises(ConfigError, match="seed 3 twice"):
+        measured(twice, "small", Cache(tmp_path, 1), None, print)

@@ -199,3 +199,22 @@ def test_the_worst_part_decides_and_no_reason_is_lost() -> None:
 def test_either_takes_the_best_word_and_says_the_others() -> None:
     found = either({"a": Judgement(NOT, "A"), "b": Judgement(TREND, "B"), "c": Judgement(REFUSED, "C")})
     assert found == Judgement(TREND, "b: B; a (does not hold): A; c (not judged): C")
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("bad", [NAN, float("inf")])
+def test_what_is_no_number_is_not_judged_wherever_it_stands(bad: float) -> None:
+    good, spoilt = [1.0, 1.0, 1.0], [1.0, bad, 1.0]
+    lines = {"line": [(0.1, [30.0, 31.0, 30.0]), (0.5, [bad] * 3), (0.9, [10.0, 10.0, 11.0])]}
+    for verdict in (
+        within({"fine": (1.0, 1.0), "line": (bad, 1.0)}, 0.02),
+        within({"line": (1.0, bad), "fine": (1.0, 1.0)}, 0.02),
+        positive({"fine": good, "line": spoilt}, "gain"),
+        at_least({"line": [(1.0, bad), (1.0, 0.0)]}, "gain"),
+        at_most({"fine": good, "line": spoilt}, 2.0, "time"),
+        falls(lines, "PSNR"),
+    ):
+        assert verdict.word == REFUSED and verdict.reason.endswith("no finite number at line")
+    assert worst([positive({"a": good}, "gain"), falls(lines, "PSNR")]).word == REFUSED

@@ -51,6 +51,6 @@ def test_names_of_points_are_not_in_the_control() -> None:
 def test_a_federation_has_an_accuracy_and_its_settings_reach_the_defense() -> None:
     cell = defended.training("cnn", clients=2, rounds=2, local_steps=2)
     found = defended.make(defended.behind(cell, "digits", "dgp", {"dgp.feedback": False}), 0, None)
-    assert 0 <= found["training"]["accuracy"] <= 1 and DEFENDED.works(found)
+    assert 0 <= found["training"]["accuracy"] <= 1 and not DEFENDED.attacks(found)
     with pytest.raises(Exception, match="feedbak"):
         defended.make(defended.behind(cell, "digits", "dgp", {"dgp.feedbak": False}), 0, None)

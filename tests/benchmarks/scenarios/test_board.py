@@ -57,7 +57,7 @@ def test_at_full_size_the_same_chains_meet_twenty_images_of_a_seed_and_an_attack
 
 
 def test_a_federation_has_no_attack_that_could_fail() -> None:
-    assert EXPERIMENT.measure.works({"training": {"accuracy": 0.1}})
+    assert not EXPERIMENT.measure.attacks({"training": {"accuracy": 0.1}})
     assert not EXPERIMENT.measure.works({bench.MATCHING: {"psnr": 12.0}, "class mean": {"psnr": 30.0}})
 
 
