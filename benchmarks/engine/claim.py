@@ -4,6 +4,8 @@ A *cell* is one measurement at some settings and one seed; it gives metrics by s
 *point* is one series at one setting over all seeds.
 """
 
+import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -91,11 +93,19 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Point:
-    """One series at one setting. ``label`` are the settings named in ``Experiment.keys`` and the series, as text."""
+    """One series at one setting. ``label`` are the settings named in ``Experiment.keys`` and the series, as text;
+    ``seeds`` are those of the values, in their order, and empty where nobody wrote them down."""
 
     label: Label
     values: Mapping[str, tuple[float, ...]]
     control: bool = True
+    seeds: tuple[int, ...] = ()
+
+    def at(self, seeds: Sequence[int]) -> "Point":
+        """The same at some of its seeds."""
+        places = [self.seeds.index(seed) for seed in seeds] if self.values else []
+        values = {metric: tuple(found[place] for place in places) for metric, found in self.values.items()}
+        return dataclasses.replace(self, values=values, seeds=tuple(seeds) if self.values else ())
 
     def mean(self, metric: str) -> float:
         return statistics.fmean(self.values[metric])
@@ -109,8 +119,7 @@ class Point:
         """The middle 95 % of the mean over seeds and images, both drawn again with replacement (a bootstrap in two
         levels), for a metric whose images were kept (``each``). For a table only: of three seeds it misses the truth in
         3 to 25 %, as much of the variance is the seed's (``rules``), and no verdict reads it."""
-        names = itertools.takewhile(self.values.__contains__, (f"{metric}.{i}" for i in itertools.count()))
-        kept = [self.values[name] for name in names]
+        kept = self._images(metric)
         if not kept:
             return None
         by_seed = np.array(kept).T  # [seeds, images]
@@ -120,6 +129,17 @@ class Point:
         means = by_seed[rows, draw.integers(images, size=(_RESAMPLES, seeds, images))].mean(axis=(1, 2))
         low, high = np.quantile(means, (0.025, 0.975))
         return float(low), float(high)
+
+    def covers(self, metric: str) -> bool:
+        """Whether the images that were kept are those of the metric's mean. Where an attack answered fewer on a seed,
+        only what all seeds have is kept, and its interval is of another mean."""
+        means = list(map(statistics.fmean, zip(*self._images(metric), strict=True)))
+        return bool(means) and all(map(functools.partial(math.isclose, abs_tol=1e-9), means, self.values[metric]))
+
+    def _images(self, metric: str) -> list[tuple[float, ...]]:
+        """A metric of every image that was kept, seed by seed."""
+        names = itertools.takewhile(self.values.__contains__, (f"{metric}.{i}" for i in itertools.count()))
+        return [self.values[name] for name in names]
 
 
 def each(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -173,8 +193,20 @@ class Experiment:
     own: Own | None = None
 
 
+def on_shared_seeds(found: Sequence[Point]) -> tuple[Sequence[Point], str]:
+    """Points at the seeds that all of them have, since rules pair values by their place, and a word on it where a
+    series lacks a seed: an attack may find nothing left to do there."""
+    every = [point.seeds for point in found if point.values]
+    if len(set(every)) < 2:
+        return found, ""
+    shared = [seed for seed in every[0] if all(seed in seeds for seeds in every)]
+    said = f"on seeds {', '.join(map(str, shared))}, which every series has: "
+    return [point.at(shared) for point in found] if shared else [], said
+
+
 def judged(experiment: Experiment, size: Size, found: Sequence[Point], missing: int = 0) -> Judgement:
-    """The claim's own rule, unless cells are missing or a positive control failed; first what was dropped."""
+    """The claim's own rule on the seeds that every series has, unless cells are missing or a positive control failed;
+    first what was dropped."""
     if missing:
         return Judgement(REFUSED, f"{missing} cells have not been measured yet")
     bad = sum(not point.control for point in found)
@@ -183,8 +215,12 @@ def judged(experiment: Experiment, size: Size, found: Sequence[Point], missing: 
         return Judgement(REFUSED, f"{text} failing elsewhere would prove nothing")
     if not experiment.judge:
         return Judgement(REFUSED, "this is a table without a rule")
-    verdict, dropped = experiment.judge(found), experiment.sweeps[size].dropped
-    return Judgement(verdict.word, f"not judged: {dropped}; {verdict.reason}" if dropped else verdict.reason)
+    paired, said = on_shared_seeds(found)
+    if said and not paired:
+        return Judgement(REFUSED, "no seed is known to have every series, so that nothing can be compared")
+    verdict, dropped = experiment.judge(paired), experiment.sweeps[size].dropped
+    reason = f"{said}{verdict.reason}"
+    return Judgement(verdict.word, f"not judged: {dropped}; {reason}" if dropped else reason)
 
 
 @dataclass(frozen=True)

@@ -293,11 +293,12 @@ def points(experiment: Experiment, size: Size, done: dict[str, Row]) -> Iterator
         found = [done[cell.key(experiment)]["found"] for cell in cells]
         good = all(vouched(cell, experiment, done) for cell in cells)
         fixed = tuple(str(settings[key]) for key in experiment.keys)
-        for series in in_order(found[0] if found else ()):
-            rows = [row[series] for row in found if series in row]  # an attack may find nothing left to do on a seed
+        for series in in_order(dict.fromkeys(name for row in found for name in row)):
+            own = {cell.seed: row[series] for cell, row in zip(cells, found, strict=True) if series in row}
+            rows = list(own.values())  # of fewer seeds where an attack found nothing left to do
             shared = [metric for metric in rows[0] if all(metric in row for row in rows)]
             values = {metric: tuple(row[metric] for row in rows) for metric in shared}
-            yield Point((*fixed, series), values, good)
+            yield Point((*fixed, series), values, good, tuple(own) if values else ())
 
 
 def missing(experiment: Experiment, size: Size, done: dict[str, Row]) -> int:

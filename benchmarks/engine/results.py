@@ -3,11 +3,11 @@
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Point, Settings, Size, judged
+from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Label, Point, Settings, Size, judged
 from prunella.benchmarks.engine.plots import draw
 from prunella.benchmarks.engine.rules import Judgement
 from prunella.core.errors import ConfigError
@@ -33,6 +33,10 @@ class Measured:
     @property
     def experiment(self) -> Experiment:
         return self.claim.experiment
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return self.experiment.sweeps[self.size].seeds
 
 
 def listing(claims: Iterable[Claim]) -> str:
@@ -75,7 +79,8 @@ def cell(point: Point, metric: Column) -> str:
     if metric.key not in point.values:
         return ""
     spread = point.spread(metric.key)
-    text, interval = number(point.mean(metric.key), metric.digits), point.interval(metric.key)
+    interval = point.interval(metric.key) if point.covers(metric.key) else None
+    text = number(point.mean(metric.key), metric.digits)
     if interval is not None:
         text += f" [{', '.join(number(end, metric.digits) for end in interval)}]"
     elif math.isfinite(spread):
@@ -101,6 +106,21 @@ def table(result: Measured) -> str:
 def seeds_in(point: Point) -> int:
     """How many seeds a point was measured with."""
     return max(map(len, point.values.values()), default=0)
+
+
+def known_seeds(result: Measured) -> list[int]:
+    """The seeds that any point was measured with."""
+    return [seed for seed in result.seeds if any(seed in point.seeds for point in result.points)]
+
+
+def assumed(points: Sequence[Point], seeds: Sequence[int], missing: int) -> list[tuple[int, ...]]:
+    """The seeds of points of which a JSON does not say them: all, or the first, where cells are missing (they go seed
+    by seed) and the series of a setting have as many. None where neither tells."""
+    lengths: dict[Label, set[int]] = {}
+    for point in points:
+        lengths.setdefault(point.label[:-1], set()).add(seeds_in(point))
+    told = [(seeds_in(point), len(lengths[point.label[:-1]]) == 1) for point in points]
+    return [tuple(seeds[:many]) if many == len(seeds) or (missing and alike) else () for many, alike in told]
 
 
 def described(cells: Sequence[Settings], keys: Sequence[str]) -> dict[str, str]:
@@ -131,7 +151,7 @@ def page(result: Measured, plot: str) -> str:
     sweep = experiment.sweeps[result.size]
     said = described(sweep.cells, experiment.keys)
     box = result.machine
-    seeds = sweep.seeds[: max(map(seeds_in, result.points), default=0)]  # cells go seed by seed
+    seeds = known_seeds(result)
     told = f"{len(seeds)} seed{'s' * (len(seeds) != 1)} ({', '.join(map(str, seeds))})"
     parts = [
         f"# {claim.name}: {claim.says}",
@@ -168,10 +188,11 @@ def as_json(result: Measured) -> dict[str, Any]:
             {
                 "label": point.label,
                 "control": point.control,
+                **({"seeds": point.seeds} if point.seeds != usual else {}),
                 "values": point.values,
                 "published": {m.key: m.published[point.label] for m in metrics if point.label in m.published},
             }
-            for point in result.points
+            for point, usual in zip(result.points, assumed(result.points, result.seeds, result.missing), strict=True)
         ],
         "missing": result.missing,
         "seconds": result.seconds,
@@ -185,13 +206,15 @@ def from_json(found: dict[str, Any], claim: Claim) -> Measured:
     size: Size = found["size"]
     sweep = claim.experiment.sweeps.get(size)
     now = [] if sweep is None else [sweep.cells, sweep.seeds]
-    if json.loads(json.dumps(now)) != [found["settings"], found["seeds"]]:
+    if sweep is None or json.loads(json.dumps(now)) != [found["settings"], found["seeds"]]:
         raise ConfigError(f"{claim.name} was measured at other settings than it has now: measure it again")
     points = [
         Point(tuple(row["label"]), {key: tuple(seeds) for key, seeds in row["values"].items()}, row["control"])
         for row in found["points"]
     ]
     left = found.get("missing", 0)
+    usual = zip(found["points"], points, assumed(points, sweep.seeds, left), strict=True)
+    points = [replace(point, seeds=tuple(row.get("seeds", seeds))) for row, point, seeds in usual]
     verdict = judged(claim.experiment, size, points, left)
     return Measured(claim, size, points, verdict, found["seconds"], found["machine"], left, found.get("version"))
 

@@ -19,9 +19,8 @@ from prunella.core.errors import ConfigError
 
 
 def cells(result: Measured) -> Iterator[tuple[Cell, Found]]:
-    """Every finished cell with what it found. One with a series that some seed lacks is left out, since nobody wrote
-    which; and so is, where no cell is missing, one with fewer values than seeds. Of cells that share a label, each has
-    the series of its ``arm``."""
+    """Every finished cell with what it found. Those of a setting with a series that some seed lacks are left out where
+    nobody wrote which. Of cells that share a label, each has the series of its ``arm``."""
     experiment, sweep = result.experiment, result.experiment.sweeps[result.size]
 
     def fixed(settings: Settings) -> tuple[str, ...]:
@@ -31,12 +30,12 @@ def cells(result: Measured) -> Iterator[tuple[Cell, Found]]:
     for settings in sweep.cells:
         label = fixed(settings)
         rows = [point for point in result.points if point.label[:-1] == label]
-        own = {p.label[-1]: p.values for p in rows if shared[label] == 1 or p.label[-1] == settings.get("arm")}
-        lengths = {len(seeds) for values in own.values() for seeds in values.values()}
-        whole = len(lengths) == 1 and (result.missing or lengths == {len(sweep.seeds)})
-        for at, seed in enumerate(sweep.seeds[: lengths.pop()] if whole else ()):
-            row = {series: {metric: seeds[at] for metric, seeds in values.items()} for series, values in own.items()}
-            yield Cell(settings, seed, ""), row
+        own = {p.label[-1]: p for p in rows if shared[label] == 1 or p.label[-1] == settings.get("arm")}
+        for seed in sweep.seeds if all(point.seeds for point in own.values()) else ():
+            there = {series: point.at([seed]).values for series, point in own.items() if seed in point.seeds}
+            row = {series: {metric: value for metric, (value,) in of.items()} for series, of in there.items()}
+            if row:
+                yield Cell(settings, seed, ""), row
 
 
 def usable(row: dict[str, Any], claim: Claim, size: Size) -> bool:

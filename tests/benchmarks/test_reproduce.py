@@ -91,6 +91,35 @@ def test_cells_of_another_version_size_or_device_are_not_taken(
     assert "no finished cell of T1" in capsys.readouterr().err and len(laboratory.made) == 12
 
 
+def test_a_series_that_a_seed_lacks_comes_back_from_its_json_with_its_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The verdict, the page and the cells that ``--stored`` takes know which seeds stand behind its values."""
+    laboratory = Laboratory()
+
+    def make(settings: dict[str, Any], seed: int, data: Path | None) -> dict[str, dict[str, float]]:
+        found = laboratory.make(settings, seed, data)
+        return found if seed == 0 else {**found, "late": {"psnr": 40.0 - 20 * settings["rate"]}}
+
+    claim = laboratory.claim()
+    measure = dataclasses.replace(claim.experiment.measure, make=make, control=None)
+    claim = dataclasses.replace(claim, experiment=dataclasses.replace(claim.experiment, measure=measure))
+    monkeypatch.setitem(CLAIMS, "T1", claim)
+    out = tmp_path / "out"
+    assert engine.main(["T1", "--cache", str(tmp_path / "one"), "--out", str(out)]) == 0
+    files = {path: path.read_bytes() for path in out.glob("T1.*")}
+    told = json.loads((out / "T1.json").read_text())["points"]
+    assert [point.get("seeds") for point in told] == [None, [1, 2]] * 3
+    assert "On seeds 1, 2, which every series has" in (out / "T1.md").read_text()
+    assert "over 3 seeds (0, 1, 2)" in (out / "T1.md").read_text() and "(2 of 3 seeds)" in (out / "T1.md").read_text()
+    assert engine.main(["--pages", "--out", str(out)]) == 0
+    assert {path: path.read_bytes() for path in files} == files
+    laboratory.made.clear()
+    again = ["T1", "--cache", str(tmp_path / "two"), "--out", str(tmp_path / "more"), "--stored", str(out)]
+    assert engine.main(again) == 0 and not laboratory.made
+    assert json.loads((tmp_path / "more" / "T1.json").read_text())["points"] == told
+
+
 def test_the_control_runs_before_what_it_vouches_for(tmp_path: Path) -> None:
     laboratory = Laboratory()
     run(laboratory.claim(), tmp_path)

@@ -13,9 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
+from prunella.benchmarks.engine import results
 from prunella.benchmarks.engine.cells import Cache
-from prunella.benchmarks.engine.claim import Claim, Measure, Plot, declared
+from prunella.benchmarks.engine.claim import Claim, Measure, Plot, Point, declared, each, judged
 from prunella.benchmarks.engine.measuring import Plan, RunLimits, cells_of, fill, measured, missing, points
+from prunella.benchmarks.engine.rules import HOLDS, REFUSED, Judgement
 from prunella.core.errors import ConfigError
 
 
@@ -158,3 +160,37 @@ def test_a_seed_that_is_there_twice_is_no_second_sample(tmp_path: Path) -> None:
     twice = dataclasses.replace(whole, sweeps={"small": dataclasses.replace(whole.sweeps["small"], seeds=(3, 1, 3))})
     with pytest.raises(ConfigError, match="seed 3 twice"):
         measured(twice, "small", Cache(tmp_path, 1), None, print)
+
+
+def over_seeds(*found: dict[str, dict[str, float]]) -> tuple[Any, dict[str, Any]]:
+    """An experiment of one setting whose cells give this, seed by seed, and its cells."""
+    whole = claim().experiment
+    sweep = dataclasses.replace(whole.sweeps["small"], cells=({"rate": 0.1},), seeds=tuple(range(len(found))))
+    experiment = dataclasses.replace(whole, sweeps={"small": sweep})
+    return experiment, {c.key(experiment): {"found": found[c.seed]} for c in cells_of(experiment, "small")}
+
+
+def test_a_series_counts_on_the_seeds_that_have_it_and_is_compared_on_those_that_all_have() -> None:
+    a, b = {"x": 0.0}, {"x": 0.0}
+    found = ({"b": b}, {"b": b, "a": {"x": 1.0}}, {"a": {"x": 2.0}}, {"a": {"x": 3.0}, "b": {"x": 9.0}})
+    experiment, done = over_seeds(*found)
+    there = {point.label[-1]: (point.seeds, point.values["x"]) for point in points(experiment, "small", done)}
+    assert there == {"b": ((0, 1, 3), (0.0, 0.0, 9.0)), "a": ((1, 2, 3), (1.0, 2.0, 3.0))}
+    seen = list[list[Point]]()
+    asking = dataclasses.replace(experiment, judge=lambda given: seen.append(given) or Judgement(HOLDS, "so"))
+    said = judged(asking, "small", list(points(experiment, "small", done)))
+    assert [(p.seeds, p.values["x"]) for p in seen[0]] == [((1, 3), (0.0, 9.0)), ((1, 3), (1.0, 3.0))]
+    assert said == Judgement(HOLDS, "on seeds 1, 3, which every series has: so")
+    experiment, done = over_seeds({"a": a}, {"b": b})
+    asking = dataclasses.replace(asking, sweeps=experiment.sweeps)
+    assert judged(asking, "small", list(points(experiment, "small", done))).word == REFUSED and len(seen) == 1
+
+
+def test_a_mean_whose_images_were_kept_in_part_has_no_interval() -> None:
+    """The first seed scored four images and the second one, as of an attack that answers in part."""
+    experiment, done = over_seeds({"a": each([{"x": 10.0}, *[{"x": 60.0}] * 3])}, {"a": each([{"x": 10.0}])})
+    (point,) = points(experiment, "small", done)
+    assert results.cell(point, experiment.metrics[0]) == "28.8 ± 26.5"
+    experiment, done = over_seeds(*[{"a": each([{"x": 10.0}, {"x": 20.0}])}] * 2)
+    (point,) = points(experiment, "small", done)
+    assert results.cell(point, experiment.metrics[0]).startswith("15.0 [1")
