@@ -19,6 +19,7 @@ Without a claim, all that have the size are measured, by information per second 
 
 import argparse
 import dataclasses
+import json
 import math
 import re
 import sys
@@ -64,7 +65,7 @@ def reproduce(
     claim: Claim, size: Size, cache: Path, data: Path | None, say: Say, limits: RunLimits = ALONE
 ) -> Measured:
     """Measure and judge. Raises ``ConfigError`` when the claim does not run at this size, or has no point yet."""
-    plan = planned([claim], size, cache)
+    plan = planned([claim], size, cache, data)
     run(plan, [claim], size, data, say, limits)
     found = result(claim, size, plan, data)
     if not found.points:
@@ -72,12 +73,14 @@ def reproduce(
     return found
 
 
-def planned(claims: Sequence[Claim], size: Size, cache: Path, took: Mapping[str, float] | None = None) -> Plan:
+def planned(
+    claims: Sequence[Claim], size: Size, cache: Path, data: Path | None, took: Mapping[str, float] | None = None
+) -> Plan:
     """Raises ``ConfigError`` when a claim does not run at this size."""
     for claim in claims:
         if size not in claim.experiment.sweeps:
             raise ConfigError(f"{claim.name} has no size {size!r}: choose {', '.join(claim.sizes())}")
-    return Plan({claim.name: claim.experiment for claim in claims}, size, Cache(cache, VERSION), took)
+    return Plan({claim.name: claim.experiment for claim in claims}, size, Cache(cache, VERSION), took, data)
 
 
 def run(plan: Plan, claims: Sequence[Claim], size: Size, data: Path | None, say: Say, limits: RunLimits) -> None:
@@ -95,7 +98,8 @@ def result(claim: Claim, size: Size, plan: Plan, data: Path | None) -> Measured:
     box = {key: value for key, value in machine().items() if key != "platform"}
     box["data"] = "local Parquet copies" if data is not None else "the hub"
     verdict = judged(experiment, size, found, left)
-    return Measured(claim, size, found, verdict, took, box, left, experiment.measure.version)
+    code = {name: digest for key in own for name, digest in json.loads(key).get("code", {}).items()}
+    return Measured(claim, size, found, verdict, took, box, left, experiment.measure.version, code)
 
 
 def unfinished(plan: Plan, limits: RunLimits) -> list[str]:
@@ -182,7 +186,7 @@ def measure(chosen: Any) -> int:
     if chosen.stored is not None:
         many = keep(claims, size, chosen.stored, Cache(chosen.cache, VERSION))
         complain(f"{many} cells are stored in {chosen.stored}")
-    plan = planned(claims, size, chosen.cache, typical(claims, size, (RESULTS, chosen.out)))
+    plan = planned(claims, size, chosen.cache, chosen.data, typical(claims, size, (RESULTS, chosen.out)))
     stopped = False
     try:
         run(plan, claims, size, chosen.data, complain, limits)

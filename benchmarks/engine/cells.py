@@ -27,8 +27,22 @@ def must_be_writable(folder: Path, option: str) -> None:
         raise ConfigError(f"cannot write to {folder}: {there} {why}; choose another directory with {option}")
 
 
+def digest_of(folder: Path) -> str:
+    """Of the names and contents of the files in a folder, wherever it lies; "" where there is none."""
+    whole, files = hashlib.sha256(), sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in files:
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        whole.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
+    return whole.hexdigest() if files else ""
+
+
 class Cache:
-    """A folder of cells. ``version`` is of what a cell means: a change forgets the cells of before."""
+    """A folder of cells. ``version`` is of what a cell means: a change forgets the cells of before.
+
+    The digest of a cell's ``data`` stands beside the cell and not in its name, so that one without a record counts:
+    of images from the hub, or from before there was a record. One of other data is not there.
+    """
 
     def __init__(self, folder: Path, version: int) -> None:
         self.folder, self.version = folder, version
@@ -39,13 +53,15 @@ class Cache:
         text = json.dumps({"version": self.version, **about}, sort_keys=True)
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
-    def has(self, about: Mapping[str, Any]) -> bool:
-        return self.path(about).exists()
+    def has(self, about: Mapping[str, Any], data: str = "") -> bool:
+        path = self.path(about)
+        kept = json.loads(path.read_text()).get("data", "") if data and path.exists() else ""
+        return path.exists() and (not kept or kept == data)
 
-    def get(self, about: Mapping[str, Any], make: Callable[[], Row]) -> Row:
+    def get(self, about: Mapping[str, Any], make: Callable[[], Row], data: str = "") -> Row:
         """The cell of these settings, made when it is not there; it appears whole or not at all."""
         path = self.path(about)
-        if not path.exists():
-            write_json(path, {"about": about, "cell": make()})
+        if not self.has(about, data):
+            write_json(path, {"about": about, "cell": make(), **({"data": data} if data else {})})
         cell: Row = json.loads(path.read_text())["cell"]
         return cell

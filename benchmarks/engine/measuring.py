@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from prunella.benchmarks.engine.cells import Cache, Row
+from prunella.benchmarks.engine.cells import Cache, Row, digest_of
 from prunella.benchmarks.engine.claim import Experiment, Found, Point, Settings, Size
 from prunella.benchmarks.engine.machine import device, use_device
 from prunella.benchmarks.engine.schedule import Seconds, next_cell
@@ -109,11 +109,13 @@ class Plan:
         size: Size,
         cache: Cache,
         typical: Mapping[str, float] | None = None,
+        data: Path | None = None,
     ) -> None:
         self.cells = dict[str, tuple[Cell, Experiment]]()
         self.claims, self.controls = dict[str, list[list[str]]](), dict[str, str]()
         self.kinds = dict[str, tuple[str, str]]()  # settings and measure, which other seeds have, too
         self.cache, self.seconds = cache, Seconds(typical)
+        self.data, self.images = data, dict[str, str]()  # a digest by dataset
         self.done, self.taken, self.failed = dict[str, Row](), set[str](), dict[str, str]()
         for name, experiment in experiments.items():
             rounds = {seed: list[str]() for seed in each_once(experiment.sweeps[size].seeds)}
@@ -122,15 +124,22 @@ class Plan:
                 rounds[cell.seed].append(key)
                 self.cells[key] = cell, experiment
                 self.kinds[key] = json.dumps(cell.settings, sort_keys=True), experiment.measure.name
-                if key not in self.done and cache.has(cell.about(experiment)):
+                if key not in self.done and cache.has(cell.about(experiment), self.images_of(cell)):
                     self.keep(key, {})
                 self.controls |= {key: control.key(experiment)} if control is not None else {}
             self.claims[name] = list(rounds.values())
 
+    def images_of(self, cell: Cell) -> str:
+        """The digest of the local copy of a cell's dataset; "" where there is none."""
+        name = str(cell.settings.get("dataset", ""))
+        if name and self.data is not None and name not in self.images:
+            self.images[name] = digest_of(self.data / name)
+        return self.images.get(name, "")
+
     def keep(self, key: str, row: Row) -> None:
         """A finished cell, on disk at once; one that is there stays as it is."""
-        cell, experiment = self.cells[key]
-        self.done[key] = self.cache.get(cell.about(experiment), lambda: row)
+        about = json.loads(key)  # of the code it began with, which may have been edited since
+        self.done[key] = self.cache.get(about, lambda: row, self.images_of(self.cells[key][0]))
         self.taken.add(key)
         self.seconds.learn(*self.kinds[key], self.done[key]["seconds"])
 
@@ -259,7 +268,7 @@ def measured(
 ) -> dict[str, Row]:
     """Every cell's ``found`` and ``seconds``, by what it is about; those that the time did not suffice for are not
     among them."""
-    plan = Plan({"": experiment}, size, cache)
+    plan = Plan({"": experiment}, size, cache, data=data)
     fill(plan, data, say, limits)
     return plan.done
 

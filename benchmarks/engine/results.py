@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Measured:
     machine: dict[str, Any]
     missing: int = 0  # cells that the time did not suffice for
     version: int | None = None  # of the measure; None where nobody wrote it down
+    code: Mapping[str, str] = field(default_factory=dict)  # digests of somebody's own, by name, as it was measured
 
     @property
     def experiment(self) -> Experiment:
@@ -180,6 +181,7 @@ def as_json(result: Measured) -> dict[str, Any]:
         "claim": result.claim.name,
         "size": result.size,
         "version": result.version,
+        **({"code": result.code} if result.code else {}),
         "verdict": result.verdict.word,
         "reason": result.verdict.reason,
         "settings": sweep.cells,
@@ -216,16 +218,17 @@ def from_json(found: dict[str, Any], claim: Claim) -> Measured:
     usual = zip(found["points"], points, assumed(points, sweep.seeds, left), strict=True)
     points = [replace(point, seeds=tuple(row.get("seeds", seeds))) for row, point, seeds in usual]
     verdict = judged(claim.experiment, size, points, left)
-    return Measured(claim, size, points, verdict, found["seconds"], found["machine"], left, found.get("version"))
+    of = found.get("version"), found.get("code", {})
+    return Measured(claim, size, points, verdict, found["seconds"], found["machine"], left, *of)
 
 
 def stem(name: str, size: str) -> str:
-    """What the files of a claim are called: a size other than small is in it.
+    """What the files of a claim are called: somebody's own by module and name, and a size other than small is in it.
 
-    >>> stem("D3", "small"), stem("paper.table:MINE", "paper")
-    ('D3', 'MINE-paper')
+    >>> stem("D3", "small"), stem("paper.table:MINE", "paper"), stem("board --submit own:SIGNS", "small")
+    ('D3', 'paper.table.MINE-paper', 'own.SIGNS')
     """
-    short = name.rpartition(":")[2]
+    short = name.rpartition(" ")[2].replace(":", ".")
     return short if size == "small" else f"{short}-{size}"
 
 

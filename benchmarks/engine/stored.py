@@ -1,7 +1,8 @@
 """The cells of a stored result, so that a measurement goes on where its JSON ends, on a machine without its cache.
 
 A JSON has the values of every series, seed by seed, and how long all cells took together, of which every cell is given
-its share. Controls that are no cell of the sweep are not in it, and are measured again.
+its share. Controls that are no cell of the sweep are not in it, and are measured again; so are cells of somebody's own
+code that was edited since, or of which the JSON has no digest.
 """
 
 from collections import Counter
@@ -48,6 +49,12 @@ def usable(row: dict[str, Any], claim: Claim, size: Size) -> bool:
     )
 
 
+def same_code(cell: Cell, result: Measured) -> bool:
+    """Whether a result was measured with somebody's own code as a cell would run it today; not, where it is unknown."""
+    code = cell.about(result.experiment).get("code", {})
+    return all(result.code.get(name) == digest for name, digest in code.items())
+
+
 def keep(claims: Iterable[Claim], size: Size, folder: Path, cache: Cache) -> int:
     """Put the cells of the results in ``folder`` into ``cache``, where they are not there yet; how many there are.
     Raises ``ConfigError`` where there is none."""
@@ -61,7 +68,7 @@ def keep(claims: Iterable[Claim], size: Size, folder: Path, cache: Cache) -> int
                 result = from_json(row, claim)
             except ConfigError:
                 continue  # it has other settings by now: all of it is measured again
-            every = list(cells(result))
+            every = [(cell, of) for cell, of in cells(result) if same_code(cell, result)]
             for cell, of in every:
                 kept = {"found": of, "seconds": result.seconds / len(every)}
                 cache.get(cell.about(claim.experiment), lambda kept=kept: kept)  # type: ignore[misc]

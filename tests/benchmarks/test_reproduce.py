@@ -209,8 +209,9 @@ def test_somebody_s_own_claim_is_measured_called_as_asked_and_kept_out_of_the_li
     name, out = f"{__name__}:MINE", tmp_path / "out"
     assert engine.main([name, "--cache", str(tmp_path / "cache"), "--out", str(out)]) == 0
     assert f"{name} holds" in capsys.readouterr().out
-    assert sorted(path.name for path in out.iterdir()) == ["MINE.json", "MINE.md", "MINE.png", "MINE.svg"]
-    assert f"`prunella reproduce {name} --size small`" in (out / "MINE.md").read_text()
+    stem = name.replace(":", ".")  # so that another module's MINE is beside it
+    assert sorted(path.name for path in out.iterdir()) == [f"{stem}.{end}" for end in ("json", "md", "png", "svg")]
+    assert f"`prunella reproduce {name} --size small`" in (out / f"{stem}.md").read_text()
     for wrong, words in ((f"{__name__}:engine", "is a module, not"), ("nowhere:MINE", "cannot be imported here")):
         assert engine.main([wrong]) == 2 and words in capsys.readouterr().err
 
@@ -342,6 +343,77 @@ def test_a_cell_of_somebody_s_own_defense_is_measured_again_once_that_was_edited
         laboratory.made.clear()
         run(dataclasses.replace(claim, experiment=changed), tmp_path / "cache")
         assert [rate for rate, _ in laboratory.made] == rates
+
+
+def test_stored_numbers_of_code_that_was_edited_are_not_taken_and_poison_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    mine, laboratory = tmp_path / "stored_mine.py", Laboratory()
+    mine.write_text("KEEP = 1\n")
+    claim = laboratory.claim()
+    cells = tuple({"rate": rate, "defenses": d} for rate, d in ((0.1, "dgp"), (0.5, "dgp,stored_mine:KEEP")))
+    measure = dataclasses.replace(claim.experiment.measure, control=None)
+    changed = dataclasses.replace(claim.experiment, measure=measure, sweeps={"small": Sweep(cells, (0,))})
+    monkeypatch.setitem(CLAIMS, "T1", dataclasses.replace(claim, experiment=changed))
+
+    def made(cache: str, *more: str) -> list[float]:
+        laboratory.made.clear()
+        assert engine.main(["T1", "--cache", str(tmp_path / cache), "--out", str(tmp_path / "more"), *more]) == 0
+        return [rate for rate, _ in laboratory.made]
+
+    path, stored = tmp_path / "out" / "T1.json", ("--stored", str(tmp_path / "out"))
+    assert engine.main(["T1", "--cache", str(tmp_path / "one"), "--out", str(path.parent)]) == 0
+    assert made("same", *stored) == []
+    mine.write_text("KEEP = 2\n")
+    assert engine.main(["--pages", "--out", str(path.parent)]) == 0  # which is no measurement of today's code
+    assert made("other", *stored) == [0.5]
+    row = json.loads(path.read_text())
+    assert list(row.pop("code")) == ["stored_mine:KEEP"]
+    path.write_text(json.dumps(row))
+    mine.write_text("KEEP = 1\n")
+    assert made("unknown", *stored) == [0.5]
+
+
+def test_a_cell_is_kept_under_the_code_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = tmp_path / "midway_mine.py"
+    mine.write_text("KEEP = 1\n")
+
+    def make(settings: dict[str, Any], seed: int, data: Path | None) -> dict[str, dict[str, float]]:
+        mine.write_text("KEEP = 2\n")
+        return {"sgi": {"psnr": 30.0}}
+
+    claim = Laboratory().claim()
+    sweep = Sweep(({"rate": 0.1, "defenses": "midway_mine:KEEP"},), (0,))
+    experiment = dataclasses.replace(claim.experiment, measure=Measure("toy", make), sweeps={"small": sweep})
+    measuring.measured(experiment, "small", measuring.Cache(tmp_path / "cache", 1), None, lambda line: None)
+    assert not measuring.Plan({"T1": experiment}, "small", measuring.Cache(tmp_path / "cache", 1)).done
+
+
+def test_other_images_in_the_folder_of_data_are_measured_again(tmp_path: Path) -> None:
+    """A cell without a record of its images counts as before."""
+    laboratory, data = Laboratory(), [tmp_path / name for name in ("a", "same", "other")]
+    for folder, content in zip(data, (b"one", b"one", b"two"), strict=True):
+        (folder / "mnist").mkdir(parents=True)
+        (folder / "mnist" / "test.parquet").write_bytes(content)
+    claim = laboratory.claim()
+    measure = dataclasses.replace(claim.experiment.measure, control=None)
+    sweep = Sweep(({"rate": 0.1, "dataset": "mnist"}, {"rate": 0.2, "dataset": "digits"}), (0,))
+    other = dataclasses.replace(claim.experiment, measure=measure, sweeps={"small": sweep})
+
+    def made(folder: Path | None) -> list[float]:
+        laboratory.made.clear()
+        engine.reproduce(dataclasses.replace(claim, experiment=other), "small", tmp_path / "c", folder, lambda _: None)
+        return [rate for rate, _ in laboratory.made]
+
+    asked = (data[0], data[1], None, data[2], data[2], data[0])
+    assert [made(folder) for folder in asked] == [[0.1, 0.2], [], [], [0.1], [], [0.1]]
+    for path in (tmp_path / "c").glob("*.json"):
+        path.write_text(
+            json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "data"})
+        )
+    assert made(data[2]) == []
 
 
 def test_what_a_user_can_mend_is_one_line_and_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
