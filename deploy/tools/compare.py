@@ -47,8 +47,9 @@ def figures(run: RunDir) -> dict[str, str]:
 
 
 def by_seed(runs: Sequence[RunDir]) -> list[Arm]:
-    """Group runs that differ only in their seed. Raises ``UsageError`` for a run that has not completed, or a seed that
-    occurs twice: they are not independent samples."""
+    """Group runs that differ only in their seed. Raises ``UsageError`` for a run that has not completed, a seed that
+    occurs twice (they are not independent samples), or runs of the same settings that another version made or that were
+    scored on other examples."""
     arms: dict[str, Arm] = {}
     for run in runs:
         if state(run) != "completed":
@@ -58,7 +59,19 @@ def by_seed(runs: Sequence[RunDir]) -> list[Arm]:
     for arm in arms.values():
         if len({settings_of([run])["seed"] for run in arm}) < len(arm):
             raise UsageError(f"{', '.join(run.id for run in arm)}: two have the same seed and settings: leave one out")
+        if unlike := [f"{name} ({', '.join(row)})" for name, row in made_by(arm) if len(set(row)) > 1]:
+            told = f"{', '.join(run.id for run in arm)} differ not only in their seed but in {'; '.join(unlike)}"
+            raise UsageError(f"{told}: leave out those runs, or --seeds")
     return list(arms.values())
+
+
+def made_by(arm: Arm) -> Cells:
+    """What made a group of runs beside their settings: versions of packages, and how many examples they were scored
+    on."""
+    every = [read_run(run.path) for run in arm]
+    each = [{**(one.get("versions") or {}), "test examples": one.get("test_examples")} for one in every]
+    names = dict.fromkeys(name for one in each for name in one)
+    return [(name, [str(one.get(name) or "unknown") for one in each]) for name in names]
 
 
 def settings_of(arm: Arm) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from prunella.deploy.cli.main import app
+from prunella.deploy.errors import UsageError
 from prunella.deploy.runs import RunDir
 from prunella.deploy.tools.compare import by_seed, comparison, differing, figures, outcomes
 from prunella.server.store.schema import row
@@ -78,6 +81,27 @@ def test_a_mean_over_seeds_is_of_different_seeds_that_completed(tmp_path: Path) 
     for other, why in (("b", "the same seed"), ("c", "c is failed")):
         refused = CliRunner().invoke(app, ["compare", "--seeds", "a", other, "--runs", str(tmp_path)])
         assert refused.exit_code == 2 and why in " ".join(refused.output.split())
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"versions": {"torch": "2.12.0", "prunella": "0.1.0"}}, "torch (2.13.0, 2.12.0)"),
+        ({"versions": {"torch": "2.13.0"}}, "prunella (0.1.0, unknown)"),
+        ({"test_examples": 100}, "test examples (359, 100)"),
+    ],
+)
+def test_a_mean_over_seeds_is_of_one_version_and_the_same_test_examples(
+    fields: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    runs, same = [a_run(tmp_path / f"{seed}", 0.3, 0.5, seed) for seed in (0, 1)], {"torch": "2.13.0"}
+    for run in runs:
+        RunStore.open(run.path).write_run(versions={**same, "prunella": "0.1.0"}, test_examples=359)
+    assert len(by_seed(runs)) == 1
+    RunStore.open(runs[1].path).write_run(**fields)
+    with pytest.raises(UsageError) as refused:
+        by_seed(runs)
+    assert why in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_it_imports_nothing_heavy() -> None:
