@@ -138,6 +138,18 @@ def described(cells: Sequence[Settings], keys: Sequence[str]) -> dict[str, str]:
     return {key: " or ".join(values) for key, values in found.items() if key not in (*keys, "arm") and values}
 
 
+def other_version(version: int | None, now: int) -> str:
+    """That a result is of another version of its measure than today's, or of one that nobody wrote down; "" where it is
+    of the same. Versions count from 1: as long as there was only one, it is known.
+
+    >>> other_version(1, 2), other_version(None, 2)[:31], other_version(2, 2), other_version(None, 1)
+    (" Measured by version 1 of its measure; today's is 2.", ' Measured by an unknown version', '', '')
+    """
+    said = "an unknown version" if version is None else f"version {version}"
+    same = version == now or (version is None and now == 1)
+    return "" if same else f" Measured by {said} of its measure; today's is {now}."
+
+
 def _beside(result: Measured) -> str:
     """What stands beside a mean in the table."""
     kept = any(point.interval(metric.key) for point in result.points[:1] for metric in result.experiment.metrics)
@@ -159,7 +171,8 @@ def page(result: Measured, plot: str) -> str:
         f"{claim.paper}, {claim.where}. {claim.compared}.",
         f"**Verdict: {result.verdict.word}.** {result.verdict.reason[:1].upper()}{result.verdict.reason[1:]}.",
         f"![{claim.name}: measured]({plot})",
-        f"Mean {_beside(result)} over {told}; published numbers in brackets.",
+        f"Mean {_beside(result)} over {told}; published numbers in brackets."
+        + other_version(result.version, experiment.measure.version),
         experiment.own.table(result.points) if experiment.own else table(result),
         "## Settings",
         f"`prunella reproduce {claim.name} --size {result.size}`",

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from prunella.benchmarks.engine.claim import SIZES, Claim, Size
-from prunella.benchmarks.engine.results import from_json, stem, write
+from prunella.benchmarks.engine.results import from_json, other_version, stem, write
 from prunella.core.errors import ConfigError
 from prunella.core.files import write_atomically
 
-HEAD = """# The papers' claims, measured again
+OLDER = "†"  # beside the verdict on numbers that another version of a measure made
+HEAD = f"""# The papers' claims, measured again
 
 Every page has the verdict with its reason, the table with published numbers beside ours, the plot, settings and
 seeds; every number stands in the JSON beside it. Rules are the same for every claim, and know the spread over seeds
@@ -31,6 +32,7 @@ brackets of some tables, would be wrong too often. With three seeds its nominal 
 their images only, 17 to 19 % where half of the variance is the seed's and 23 to 25 % where all of it is.
 
 The rules and the smallest effects were changed after most of these numbers were measured, and all were judged again.
+{OLDER}: measured by another version of its measure than today's, or nobody wrote down by which.
 Sizes are small: another data set, model or length of training than the paper's where the page says so.
 `prunella reproduce CLAIM` measures one again, `prunella reproduce --size small --budget 30min` all of them, as far as
 that goes.
@@ -71,9 +73,11 @@ def rows(claim: Claim, folder: Path) -> list[str]:
     measured = found(claim, folder)
     if not measured:
         return [f"| {claim.name} | {claim.where} | {claim.says} | not measured yet |"]
+    now = claim.experiment.measure.version
+    marks = [OLDER if other_version(row.get("version"), now) else "" for _, row in measured]
     return [
-        f"| [{name}]({name}.md) | {claim.where} | {claim.says} | **{row['verdict']}**: {row['reason']} |"
-        for name, row in measured
+        f"| [{name}]({name}.md) | {claim.where} | {claim.says} | **{row['verdict']}**{mark}: {row['reason']} |"
+        for (name, row), mark in zip(measured, marks, strict=True)
     ]
 
 

@@ -12,6 +12,7 @@ from prunella.benchmarks import reproduce as engine
 from prunella.benchmarks.engine import measuring
 from prunella.benchmarks.engine.claim import Claim, Column, Experiment, Measure, Plot, Sweep
 from prunella.benchmarks.engine.results import as_json, listing, write
+from prunella.benchmarks.engine.results_index import OLDER
 from prunella.benchmarks.engine.rules import HOLDS, REFUSED, Judgement, falls
 from prunella.benchmarks.registry import CLAIMS, TABLES
 
@@ -178,6 +179,25 @@ def test_pages_are_written_anew_from_their_numbers_unless_the_settings_changed(
     fewer = dataclasses.replace(claim.experiment, sweeps={"small": Sweep(({"rate": 0.1},))})
     monkeypatch.setitem(CLAIMS, "T1", dataclasses.replace(claim, experiment=fewer))
     assert engine.main(asked) == 2 and "measure it again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("version", "said"), [(7, "version 7"), (None, "an unknown version")])
+def test_numbers_of_another_version_of_their_measure_say_so(
+    version: int | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim, out = Laboratory().claim(), tmp_path / "out"
+    measure = dataclasses.replace(claim.experiment.measure, version=2)
+    claim = dataclasses.replace(claim, experiment=dataclasses.replace(claim.experiment, measure=measure))
+    monkeypatch.setattr(engine, "CLAIMS", {"T1": claim})
+    monkeypatch.setattr(engine, "TABLES", {})
+    page, *_, data = write(run(claim, tmp_path), out)
+    rewrite = ["--pages", "--out", str(out)]
+    assert engine.main(rewrite) == 0
+    assert "of its measure" not in page.read_text() and "**holds**:" in (out / "README.md").read_text()
+    data.write_text(json.dumps({**json.loads(data.read_text()), "version": version}))
+    assert engine.main(rewrite) == 0
+    assert f"Measured by {said} of its measure; today's is 2." in page.read_text()
+    assert f"**holds**{OLDER}:" in (out / "README.md").read_text()
 
 
 def test_the_list_names_all_and_does_not_pretend(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from prunella.core.errors import ConfigError
 
 
 def test_what_was_measured_is_linked_and_the_rest_is_listed(tmp_path: Path) -> None:
-    (tmp_path / "P1.json").write_text(json.dumps({"verdict": "holds", "reason": "because of this"}))
+    (tmp_path / "P1.json").write_text(json.dumps({"verdict": "holds", "reason": "because of this", "version": 2}))
     (tmp_path / "P1-paper.json").write_text(json.dumps({"verdict": "does not hold", "reason": "on a GPU"}))
     (tmp_path / "PriPrune.md").write_text("# PriPrune")
     claims = list(CLAIMS.values())
