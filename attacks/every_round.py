@@ -34,10 +34,10 @@ from prunella.attacks.engine.adapted import solve
 from prunella.attacks.engine.case import noisy_images
 from prunella.attacks.engine.inversion import Inversion, Measure, explained
 from prunella.attacks.engine.local_steps import linearised
-from prunella.attacks.engine.matching import Target, determined, recovered_support, target_of
-from prunella.attacks.engine.objectives import OBJECTIVES, flatten
+from prunella.attacks.engine.matching import Target, determined, target_of
+from prunella.attacks.engine.objectives import OBJECTIVES
 from prunella.attacks.engine.resume import ResumeStore
-from prunella.attacks.unrolling import merged_view, walk
+from prunella.attacks.unrolling import feedback_of, merged_view
 from prunella.core.config import Count
 from prunella.core.errors import AttackError
 from prunella.core.types import Reconstruction, ServerView
@@ -52,20 +52,6 @@ class EveryRound(Inversion):
 
     mask_aware: bool = True
     rounds: Count = 16  #: the latest rounds of the client that are used; each costs as much as the first
-
-
-def walk_back(slopes: Sequence[Tensor], arrived: Sequence[Tensor]) -> list[Tensor]:
-    """The adjoint of ``unrolling.walk``: from slopes on what was sent to slopes on the gradients, round by round.
-
-    >>> s, m = [torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])], [torch.tensor([1.0, 0.0]), torch.ones(2)]
-    >>> [slope.tolist() for slope in walk_back(s, m)]
-    [[1.0, 20.0], [10.0, 20.0]]
-    """
-    later, found = torch.zeros_like(slopes[0]), list[Tensor]()
-    for slope, mask in zip(reversed(slopes), reversed(arrived), strict=True):
-        later = slope * mask + later * (1 - mask)
-        found.append(later)
-    return found[::-1]
 
 
 @dataclass(frozen=True)
@@ -109,14 +95,10 @@ def problems(views: Sequence[ServerView], task: Task, attack: EveryRound) -> lis
     if any(target.plan.batches != each[0].plan.batches for target in each):
         raise AttackError("the rounds are of different numbers of images or steps")
     read = target_of(merged_view(views), task.build(), False, attack.max_images, attack.bf16)
-    support = [recovered_support(view) for view in views]
-    arrived = [
-        flatten(s[name] for name in view.update).to(read.flat.dtype) for s, view in zip(support, views, strict=True)
-    ]
+    feedback = feedback_of(views, each)
     found = [Rounds(each, read, list, list)]
-    late = any(bool((after > before).any()) for before, after in zip(arrived, arrived[1:], strict=False))
-    owing = Rounds(each, read, lambda made: walk(made, arrived), lambda slopes: walk_back(slopes, arrived))
-    return [*found, owing] if late else found
+    late = any(bool((b > a).any()) for a, b in zip(feedback.arrived, feedback.arrived[1:], strict=False))
+    return [*found, Rounds(each, read, feedback.sent, feedback.back)] if late else found
 
 
 def reconstruct(

@@ -8,10 +8,10 @@ import torch
 from prunella.attacks import ATTACKS
 from prunella.attacks.engine.inversion import EXPLAINED, Guess, evaluator
 from prunella.attacks.engine.matching import target_of
-from prunella.attacks.every_round import EveryRound, problems, walk_back
+from prunella.attacks.every_round import EveryRound, problems
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import psnr
-from prunella.attacks.unrolling import walk
+from prunella.attacks.unrolling import Feedback, walk, walk_back
 from prunella.benchmarks.engine.views import after_rounds, seen, sender
 from prunella.core.errors import AttackError
 from prunella.core.randomness import rehearsal, stream
@@ -78,7 +78,7 @@ def test_behind_a_defense_that_learns_the_first_round_gives_the_image_away(task:
 def test_error_feedback_is_found_out(task: Task, batch) -> None:
     """Nobody says whether the client owes: behind DGP with feedback the sums explain more, without it they do not."""
     truth = batch(0, 1)
-    owing = [dataclasses.replace(view, labels=truth.y) for view in rounds_of(task, truth, 3)]
+    owing = [dataclasses.replace(view, labels=truth.y) for view in rounds_of(task, truth, [0.1] * 3)]
     free = noisy_rounds(task, truth, 3, 0.0)
     for turn, view in enumerate(free):
         draw = stream(turn, purpose="mask")
@@ -100,9 +100,14 @@ def test_its_slopes_are_those_of_the_sums(task: Task, batch) -> None:
     arrived = [(torch.rand(6, generator=draw) < 0.5).float() for _ in range(4)]
     made = [torch.randn(6, generator=draw, requires_grad=True) for _ in range(4)]
     slopes = [torch.randn(6, generator=draw) for _ in range(4)]
-    total = sum((s * sent).sum() for s, sent in zip(slopes, walk(made, arrived), strict=True))
-    for ours, theirs in zip(walk_back(slopes, arrived), torch.autograd.grad(total, made), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    feedback = Feedback(arrived, [1.0, 0.5, 0.5, 0.1], [torch.randn(6, generator=draw) for _ in arrived])
+    for rule, adjoint in (
+        (lambda each: walk(each, arrived), lambda each: walk_back(each, arrived)),
+        (feedback.sent, feedback.back),
+    ):
+        total = sum((s * sent).sum() for s, sent in zip(slopes, rule(made), strict=True))
+        for ours, theirs in zip(adjoint(slopes), torch.autograd.grad(total, made), strict=True):
+            torch.testing.assert_close(ours, theirs)
     view = dataclasses.replace(undefended_view(task, *initial(task, 0), truth), labels=truth.y)
     guess = Guess(torch.rand(2, 1, 8, 8, generator=draw).requires_grad_(), truth.y, False)
     value, on_x, _ = problems([view], task, EveryRound())[0].measure(EveryRound())(guess.x.detach(), guess.y)
