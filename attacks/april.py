@@ -252,8 +252,7 @@ def labels_in(view: ServerView, target: Target, task: Task, generator: Generator
 def reconstruct(view: ServerView, task: Task, attack: April, generator: Generator) -> Reconstruction:
     """The image [1, C, H, W] and its label [1]; a random image from ``generator`` shows how the model is wired."""
     target = target_of(view, task.build(), True, 1)
-    known = [number for number in (view.batch_size, view.num_examples) if number is not None]
-    if (view.steps or 1) > 1 or min(known, default=1) > 1:
+    if (view.steps or 1) > 1 or (view.images_used or 1) > 1:
         raise AttackError("april solves for one image in one step")
     drawn = torch.rand((1, *task.shape), generator=generator).to(target.flat.device)
     at = embedding_of(target, task.shape, drawn)

@@ -226,7 +226,7 @@ def played(
 
 
 def require_one_image(view: ServerView) -> None:
-    if (view.num_examples or 1) != 1 or view.batch_size not in (None, 1):
+    if (view.images_used or 1) != 1:
         raise AttackError("denoise takes one image out of its noise, not a batch of them")
 
 

@@ -86,7 +86,7 @@ def used_by(view: ServerView) -> int:
     """How many images the client's one step used. Raises ``AttackError`` where that or its rate is not known."""
     if view.steps not in (None, 1) or view.learning_rate is None:
         raise AttackError("extraction reads one step of a known learning rate")
-    known = [each for each in (view.batch_size, view.num_examples) if each is not None]
+    known = [] if view.images_used is None else [view.images_used]
     known += [len(view.labels)] if view.labels is not None else []
     if not known:
         raise AttackError("extraction needs the number of images: the view tells none")

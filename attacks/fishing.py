@@ -71,7 +71,7 @@ def caught(view: ServerView, task: Task) -> tuple[ServerView, int]:
     rows = view.params[weight].abs().sum(dim=1).nonzero().flatten()
     if len(rows) != 1:
         raise AttackError("fishing needs its last layer in the model: model = 'prunella.attacks.fishing:cnn', for one")
-    wanted, batch = int(rows), max(1, view.num_examples or view.batch_size or 1)
+    wanted, batch = int(rows), view.images_used or 1
     count = round(-float(target_gradient(view)[bias][wanted]) * batch)
     if count < 1:
         raise AttackError("no image of the class that was fished for is in the batch")

@@ -307,6 +307,6 @@ def reconstruct(
     if shadow is None:
         raise AttackError("inverter learns from shadow clients: it runs in a run's audit, and cannot replay a trace")
     attack = replace(attack, seconds=max(1.0, min(attack.seconds, deadline - time.monotonic())))
-    images = view.num_examples or (view.batch_size or 1) * (view.steps or 1)
+    images = view.images_used or view.steps or 1
     y = likely_labels(view, task, images, generator)
     return Inverse(view, images, task, attack, generator, shadow)(view, y)

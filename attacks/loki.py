@@ -93,11 +93,11 @@ amplified_cnn = split("cnn", AMPLIFIED)
 
 def reconstruct(view: ServerView, task: Task, attack: Loki, generator: Generator) -> Reconstruction:
     """The images [N, C, H, W] of the client that ``view.params`` was sent to, out of an update summed or averaged over
-    clients; at most as many as it trained on (``num_examples``), without labels."""
+    clients; at most as many as it trained on, without labels."""
     weight, bias = f"{ENCODE}.weight", f"{ENCODE}.bias"
     if not {KERNEL, weight, bias} <= view.update.keys():
         raise AttackError("loki needs its module in the model: model = 'prunella.attacks.loki:cnn', for one")
-    target = target_of(view, task.build(), False, max(1, view.num_examples or view.batch_size or 1))
+    target = target_of(view, task.build(), False, view.images_used or 1)
     gradient, pixels = target_gradient(view), task.shape[0] * task.shape[1] * task.shape[2]
     kernel = view.params[KERNEL]
     client = int(kernel.flatten(1).abs().sum(dim=1).argmax()) // kernel.shape[1]

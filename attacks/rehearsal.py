@@ -43,7 +43,7 @@ def mean_psnr(shown: Examples, answer: Reconstruction) -> float:
 
 def played(case: Case, shadow: Shadow, views: int) -> list[Play]:
     """Views of public images behind the same chain."""
-    made, number = list[Play](), case.view.num_examples or case.images
+    made, number = list[Play](), case.view.images_used or case.images
     for draw in range(views):
         order = torch.randperm(len(shadow.public), generator=case.generator)
         shown, others = (shadow.public.take(rows) for rows in (order[:number], order[number:]))

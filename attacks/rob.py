@@ -175,7 +175,7 @@ def reconstruct(view: ServerView, task: Task, attack: Rob, generator: Generator)
     weight, bias = f"{ENCODE}.weight", f"{ENCODE}.bias"
     if weight not in view.update or bias not in view.update:
         raise AttackError("rob needs its imprint module in the model: model = 'prunella.attacks.rob:cnn', for one")
-    target = target_of(view, module, False, max(1, view.num_examples or view.batch_size or 1))
+    target = target_of(view, module, False, view.images_used or 1)
     gradient = target_gradient(view)
     sums, deltas = bins_of(*agreed(view.params[weight], view.params[bias], gradient[weight], gradient[bias]))
     filled = (deltas.abs() >= attack.least * deltas.abs().max()) & (deltas != 0)

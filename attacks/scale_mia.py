@@ -147,7 +147,7 @@ def decode(encoder: Callable[[Tensor], Tensor], codes: Tensor, shape: Shape, att
 
 def reconstruct(view: ServerView, task: Task, attack: ScaleMia, generator: Generator) -> Reconstruction:
     """The images [N, C, H, W] of the best filled bins, at most as many as were trained on, without labels."""
-    target: Target = target_of(view, task.build(), False, max(1, view.num_examples or view.batch_size or 1))
+    target: Target = target_of(view, task.build(), False, view.images_used or 1)
     layer, _ = linear_layers(target.module)
     codes = codes_of(view, task, attack, target.plan.images)
     x = decode(lambda guess: input_of(target, layer, guess), codes, task.shape, attack)

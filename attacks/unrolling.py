@@ -134,6 +134,6 @@ def reconstruct(
 ) -> Reconstruction:
     """The images [N, C, H, W] and labels [N] that best explain this view and the ``earlier`` ones, oldest first."""
     views = [*earlier, view]
-    if any(each.batch_size != view.batch_size or each.num_examples != view.num_examples for each in views):
+    if any(each.batch_size != view.batch_size or each.images_used != view.images_used for each in views):
         raise AttackError("the views are of different numbers of images")
     return solve(problem(views, task, attack), view, task, attack, generator, resume)

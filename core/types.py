@@ -16,7 +16,7 @@ class ServerView:
     ``params`` are the weights training began from, ``update`` is local minus those, zero where nothing was shared;
     ``shared`` marks the coordinates whose value arrived. ``buffers`` were sent, ``received_buffers`` came back.
     ``steps``, ``batch_size``, ``learning_rate``, ``momentum`` and ``weight_decay`` are the public training settings of
-    the run, ``num_examples`` the examples seen.
+    the run. ``num_examples``: the examples that the client has, or those of them that its steps use.
     """
 
     params: Tree
@@ -34,6 +34,17 @@ class ServerView:
     momentum: float = 0.0
     weight_decay: float = 0.0
     defenses: tuple[str, ...] = ()
+
+    @property
+    def images_used(self) -> int | None:
+        """How many of its images the client trained on, None where nobody tells.
+
+        >>> ServerView({}, {}, steps=2, batch_size=16, num_examples=100).images_used
+        32
+        """
+        taken = None if self.batch_size is None else (self.steps or 1) * self.batch_size
+        known = [each for each in (taken, self.num_examples) if each is not None]
+        return min(known, default=None)
 
     def on(self, device: torch.device) -> "ServerView":
         """The same view with its tensors on ``device``."""

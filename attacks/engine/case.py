@@ -87,8 +87,7 @@ class ViewSetting(NamedTuple):
     @property
     def merged(self) -> bool:
         """The client used more images than are guessed."""
-        used = min((self.view.steps or 1) * (self.view.batch_size or math.inf), self.view.num_examples or math.inf)
-        return self.target.plan.images < used < math.inf
+        return self.target.plan.images < (self.view.images_used or 0)
 
     @property
     def disturbed(self) -> bool:

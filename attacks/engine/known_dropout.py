@@ -39,7 +39,7 @@ class KnownDropout(nn.Module):
 
 def one_image(view: ServerView) -> bool:
     """Whether the update is of one image in one step."""
-    known = [number for number in (view.batch_size, view.num_examples) if number is not None]
+    known = [] if view.images_used is None else [view.images_used]
     known += [] if view.labels is None else [len(view.labels)]
     return (view.steps or 1) == 1 and min(known, default=0) == 1
 

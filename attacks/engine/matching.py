@@ -179,8 +179,7 @@ def determined(view: ServerView, task: Task, guessed: int = 1) -> bool:
     >>> determined(view, Task("cnn", (1, 5, 5), 10)), determined(view, Task("cnn", (1, 6, 6), 10))
     (True, False)
     """
-    used = min((view.steps or 1) * (view.batch_size or math.inf), view.num_examples or math.inf)
-    images = guessed if math.isinf(used) else max(guessed, used)
+    images = max(guessed, view.images_used or guessed)
     arrived = {name: int(seen.sum()) for name, seen in recovered_support(view).items()}
     wanted, independent = images * math.prod(task.shape), float(sum(arrived.values()))
     if independent < wanted:

@@ -147,7 +147,7 @@ class TraceAudit:
             raw, pool = dict(kept), (canaries, public)
             sent = round_of(find_trace(self.sources.trace)[0].parent, about, "canary")
         if self.named is not None or pool is None:
-            pool = load_pool(task, self.named or everything(), self.seed, view.num_examples or 1)
+            pool = load_pool(task, self.named or everything(), self.seed, view.images_used or 1)
         known = self.run is not None and not any(is_foreign(each) for each in view.defenses)
         return Stage(task, view, view.defenses if known else ("none",), raw, *pool, sent)
 
@@ -178,7 +178,7 @@ class TraceAudit:
         if entry.ready is not None:
             entry.ready(self.settings, task)
         sites = self.stage.sent.sites if control else 1
-        if control and (few := shortage(self.stage.canaries, view.num_examples or sites, sites)):
+        if control and (few := shortage(self.stage.canaries, view.images_used or sites, sites)):
             raise UsageError(f"{few}: name a larger dataset with --public, or leave --control out (--worst-case needs "
                              "one image)")  # fmt: skip
         if worst_case or not entry.learns or self.sources.known is not None:

@@ -69,7 +69,7 @@ def play_canary(shadow: RunShadow, canaries: Examples, kind: str) -> Sent:
     """The update of a canary of ``kind`` (module docstring). ``shadow`` plays under the defenses of that kind."""
     single, number = is_single(kind), shadow.round.number
     sites = shadow.round.sites
-    images = sites if single else shadow.like.num_examples or sites
+    images = sites if single else shadow.like.images_used or sites
     if few := shortage(canaries, images, sites):
         raise AttackError(few)
     order = torch.randperm(len(canaries), generator=stream(shadow.run.seed, round=number, purpose="canary-images"))

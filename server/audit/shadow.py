@@ -91,7 +91,7 @@ def template_of(view: ServerView, defenses: tuple[str, ...]) -> ServerView:
 
 def alike(a: ServerView, b: ServerView) -> bool:
     """Whether a control of one view's kind is one of the other's."""
-    if (a.num_examples, a.batch_size, a.steps) != (b.num_examples, b.batch_size, b.steps):
+    if (a.images_used, a.batch_size, a.steps) != (b.images_used, b.batch_size, b.steps):
         return False
     if (a.importance is None) != (b.importance is None) or (a.mask is None) != (b.mask is None):
         return False

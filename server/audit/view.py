@@ -87,7 +87,7 @@ def unread(view: ServerView, task: Task) -> str:
     leaves around them, squared gradients and batch norm's statistics."""
     if set(view.defenses) <= {"none"}:
         return ""
-    if not noisy_images(view) and determined_by(task.structure(), view, task.shape, view.num_examples or 1):
+    if not noisy_images(view) and determined_by(task.structure(), view, task.shape, view.images_used or 1):
         return STATISTICS
     if view.importance is None or view.shared is None or not squares_tell(view.defenses):
         return ""

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pytest
@@ -13,6 +14,7 @@ from prunella.attacks.denoise import (
     moments,
     posterior_mean,
     principal,
+    require_one_image,
 )
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import mse, psnr
@@ -149,3 +151,14 @@ def test_stopped_before_it_has_learnt_it_has_no_answer_and_asks_no_more_clients(
     with pytest.raises(AttackError, match="was stopped before"):
         ATTACK.reconstruct(view, task, Denoise(), stream(0, purpose="attack"), shadow=shadow, stopped=stopped)
     assert len(asked) < 10
+
+
+def test_one_image_of_a_client_with_many_is_taken_and_two_are_not(batch) -> None:
+    view = undefended_view(CNN6, *initial(CNN6, 0), batch(0, 1))
+    require_one_image(dataclasses.replace(view, num_examples=100))
+    for two in (
+        dataclasses.replace(view, steps=2, num_examples=100),
+        dataclasses.replace(view, num_examples=None, batch_size=2),
+    ):
+        with pytest.raises(AttackError, match="one image"):
+            require_one_image(two)

@@ -41,7 +41,8 @@ def test_the_planted_layer_hears_one_class_only(batch) -> None:
     params, buffers = initial(task, 0)
     module, wanted = task.build(), int(truth.y[0])
     planted, mine = plant(module, params, task.classes, wanted), truth.y == wanted
-    whole = undefended_view(task, planted, buffers, truth)
+    # As a trace of a Flower app says it: the client has 100 examples, and its one step took 16 of them.
+    whole = dataclasses.replace(undefended_view(task, planted, buffers, truth), num_examples=100)
     alone = undefended_view(task, planted, buffers, PrivateBatch(truth.x[mine], truth.y[mine]))
     view, count = caught(whole, task)
     assert count == int(mine.sum()) and view.shared is not None

@@ -1,5 +1,6 @@
 """What is rehearsed on public images: none that the rehearsal's own attacker knows, and every stage at its best."""
 
+import dataclasses
 import math
 
 import pytest
@@ -26,6 +27,13 @@ def test_a_rehearsal_does_not_look_at_the_images_that_its_client_was_shown(task,
     (play,) = played(case, shadow, 1)
     shown, others = ({tuple(x.flatten().tolist()) for x in each.x} for each in (play.shown, play.others.public))
     assert len(play.shown) == 16 and not shown & others and len(play.others.public) == 984
+
+
+def test_a_rehearsal_shows_what_the_steps_take_and_not_all_that_a_client_has(task, shadow, batch) -> None:
+    view = dataclasses.replace(shadow.attacked(batch(0, 16).x, batch(0, 16).y), num_examples=500)
+    case = portfolio.Case(view, task, Portfolio(), stream(0, purpose="attack"), math.inf)
+    (play,) = played(case, shadow, 1)
+    assert len(play.shown) == 16
 
 
 def test_the_best_of_a_stage_counts_and_only_what_every_play_has(task, shadow, batch) -> None:

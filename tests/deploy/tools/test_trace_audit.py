@@ -214,6 +214,11 @@ def test_a_control_has_as_many_images_as_the_client_or_is_refused_at_once(tmp_pa
     audit = TraceAudit(Sources(tmp_path / "600.safetensors", tmp_path), "ig")
     audit.check(control=True, worst_case=False)
     assert len(audit.stage.canary("control").truth.y) == 600
+    few = replace(view_of(x[:4], y[:4], 4), num_examples=1000)  # of which its one step took four
+    save_trace(tmp_path / "few.safetensors", few, TASK, {"round": 5})
+    audit = TraceAudit(Sources(tmp_path / "few.safetensors", tmp_path), "ig")
+    audit.check(control=True, worst_case=False)
+    assert len(audit.stage.canary("control").truth.y) == 4
     many = Sources(tmp_path / "1000.safetensors", tmp_path)
     with pytest.raises(UsageError, match="898 public images are too few .* client's 1000: name .* --public"):
         run_audit(TraceAudit(many, "ig"), True, False, silent, told.append)

@@ -25,7 +25,7 @@ TASK = Task("cnn", (1, 8, 8), 10)
 CANARIES, PUBLIC = load_pool(TASK, load_test("digits", None), 0)
 
 
-def sent(kind: str, round: int = 1, sites: int = 1, **raw: str | int) -> Sent:
+def sent(kind: str, round: int = 1, sites: int = 1, num_examples: int = 0, **raw: str | int) -> Sent:
     raw = {"strategy": "fedavg", "local-steps": 1, "batch-size": 1, **raw}
     run = parse_run(raw)
     params, buffers = initial(TASK, 0)
@@ -33,7 +33,10 @@ def sent(kind: str, round: int = 1, sites: int = 1, **raw: str | int) -> Sent:
     expected = Expected(round, apply_mask(params, mask), mask, buffers)
     defenses = run.defense_names if kind in DEFENDED else ("none",)
     view = expected_view(run, expected, frozenset())
-    together = {"num_examples": sites * (view.num_examples or 1), "batch_size": sites * (view.batch_size or 1)}
+    together = {
+        "num_examples": num_examples or sites * (view.num_examples or 1),
+        "batch_size": sites * (view.batch_size or 1),
+    }
     pattern = template_of(replace(view, **together), defenses)
     sent_round = SentRound(round, whose="canary", sites=sites)
     return play_canary(RunShadow(raw, TASK, pattern, sent_round, PUBLIC), CANARIES, kind)
@@ -100,6 +103,11 @@ def test_a_round_s_canaries_show_the_same_images_and_the_next_round_s_others() -
         return sorted(x.numpy().tobytes() for x in canary.truth.x)
 
     assert images(control) == images(defended) != images(following)
+
+
+def test_a_control_has_the_images_of_the_steps_and_not_all_that_a_client_holds() -> None:
+    made = sent("control", num_examples=5000, **{"local-steps": 2, "batch-size": 3})
+    assert len(made.truth.x) == 6
 
 
 def test_where_clients_hold_more_images_than_there_are_canaries_no_control_is_made() -> None:
