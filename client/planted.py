@@ -23,7 +23,7 @@ sent alone. What training made of it depends on private images, so that a refusa
 there instead, and what leaves is the update of the steps before, behind the client's defenses as ever.
 
 What it does not see is listed in docs/threats.md. It costs one pass over the probes, and a backward pass from the loss
-to the first hidden linear layer where there is one; rows' directions are looked at before the first step alone. Linear
+to the first hidden linear layer where there is one; rows' directions are looked at before a first step alone. Linear
 layers that take more than one row for an image are checked by their weights only, and a model whose logits no linear
 layer makes is not asked about silenced classes.
 
@@ -215,12 +215,14 @@ class PlantedCheck:
                 found.append(f"traps in {name}")
         return found
 
-    def allows(self, module: nn.Module, params: Tree, buffers: Tree, step: int) -> bool:
-        """Whether the step ``step``, from 0, may be taken from these weights; after one that may not, none may."""
+    def allows(self, module: nn.Module, params: Tree, buffers: Tree, step: int, begins: bool = False) -> bool:
+        """Whether the step ``step``, from 0, may be taken from these weights; after one that may not, none may.
+        ``begins``: a mask that moved made them, as it may make rows parallel that were not when they were sent."""
+        begins = begins or step == 0
         passed = step == 0 and bool(self._passed) and same_trees(params, self._passed)
         if not self.ended and not passed:
-            first = (to_device(params, "cpu"), to_device(buffers, "cpu")) if step == 0 else (params, buffers)
-            self.ended = self.layers(module, *first, rows=step == 0)
+            first = (to_device(params, "cpu"), to_device(buffers, "cpu")) if begins else (params, buffers)
+            self.ended = self.layers(module, *first, rows=begins)
             if self.ended:
                 logger.warning(ENDED, step + 1, ", ".join(self.ended))
         return not self.ended

@@ -48,8 +48,8 @@ def watched(session: Session, request: ServerRequest, received: Received, proced
     task = session.data.task
     check = PlantedCheck(task.shape, task.classes, request.generator("planted"), received.params)
 
-    def allows(module: nn.Module, params: Tree, buffers: Tree, step: int) -> bool:
-        allowed = check.allows(module, params, buffers, step)
+    def allows(module: nn.Module, params: Tree, buffers: Tree, step: int, begins: bool) -> bool:
+        allowed = check.allows(module, params, buffers, step, begins)
         if check.ended == [NOT_FINITE] and procedure.chain.private is None:
             raise DefenseError("training led to values that are not finite")
         return allowed

@@ -73,7 +73,8 @@ class Procedure:
     ``power`` is the scheme's, where it has one (``LocalPlan.power``). With ``shape``, one image's, the network is
     trained without its dead channels where the result is the same (``strategies.round.small``); it is not given where
     somebody wants the squared gradients of pruned weights. ``allows`` is asked before every step, with the network that
-    is trained, its weights, its buffers and the step's number from 0; where it says no, training ends.
+    is trained, its weights, its buffers, the step's number in the round from 0 and whether no step but a start or a
+    moved mask made the weights; where it says no, training ends.
     """
 
     module: nn.Module
@@ -82,7 +83,7 @@ class Procedure:
     expected_batch: int | None = None
     power: Power | None = None
     shape: tuple[int, ...] | None = None
-    allows: Callable[[nn.Module, Tree, Tree, int], bool] | None = None
+    allows: Callable[[nn.Module, Tree, Tree, int, bool], bool] | None = None
 
     def descend(self, hidden: Tree, gradient: Tree, velocity: Tree, mask: Mask) -> tuple[Tree, Tree]:
         """SGD's step and velocity; ``hidden`` are the weights, or those of the power."""
@@ -110,18 +111,21 @@ def train(
     batches: Iterator[Examples],
     state: ChainState,
     generator: PrivateGenerator,
+    taken: int = 0,
 ) -> Trained:
-    """Local SGD from ``start``; pruned weights stay zero. ``squares`` covers pruned coordinates too, for regrowth."""
+    """Local SGD from ``start``; pruned weights stay zero. ``squares`` covers pruned coordinates too, for regrowth.
+    ``taken`` steps of the round were before: its first step is one to the chain, however often training starts."""
     chain, params, buffers = procedure.chain, start, received.buffers
     check_model(chain, buffers)
     velocity: Tree = {}
     hidden = start if procedure.power is None else procedure.power.hidden(start)
     squares, steps = zeros_like(start), 0
     for batch in batches:
-        if procedure.allows is not None and not procedure.allows(procedure.module, params, buffers, steps):
+        number = taken + steps
+        if procedure.allows is not None and not procedure.allows(procedure.module, params, buffers, number, not steps):
             break
         x = present(chain, batch.x, state, generator)
-        step = step_of(procedure, params, buffers, Examples(x, batch.y), received.mask, steps)
+        step = step_of(procedure, params, buffers, Examples(x, batch.y), received.mask, number)
         gradient = params  # not used by a defense with an epsilon, which makes it itself: x may be empty
         with drawing(procedure.module, generator):
             if chain.private is None:
@@ -182,7 +186,7 @@ def _train_as_planned(
     first = train(procedure, start, under, islice(batches, plan.before), state, generator)
     params, mask = plan.readjust(first.params, first.squares, mask)
     under = Received(received.params, mask, first.buffers)
-    second = train(procedure, params, under, batches, first.state, generator)
+    second = train(procedure, params, under, batches, first.state, generator, first.steps)
     return replace(second, steps=first.steps + second.steps), mask
 
 

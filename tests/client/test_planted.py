@@ -334,6 +334,20 @@ def test_weights_that_training_begins_from_and_that_nobody_sent_are_asked_about(
     assert trained(procedure, sent, LocalPlan(start=planted)).steps == 0 and "bins in imprint.encode" in check.ended
 
 
+def test_rows_that_a_mask_made_parallel_half_way_are_looked_at() -> None:
+    """FedDST's, where what hid the rows was small: the bins themselves are blurred for the probes."""
+    task = Task("prunella.attacks.rob:cnn", (1, 28, 28), 10)
+    planted, _ = initial(task, 0)
+    rows, read = "imprint.encode.weight", planted["imprint.decode.weight"]
+    noise = torch.randn(read.shape, generator=stream(0, purpose="noise"))
+    blurred = {**planted, "imprint.decode.weight": read + 0.03 * read.abs().mean() * noise}
+    sent = {**blurred, rows: 0.02 * torch.randn(planted[rows].shape, generator=stream(0, purpose="rows"))}
+    check = PlantedCheck(task.shape, 10, draw(), sent)
+    procedure = Procedure(task.build(), Sgd(0.05), build_chain(["none"], {}), allows=check.allows)
+    plan = LocalPlan(readjust=lambda params, squares, mask: (blurred, mask), before=1)
+    assert trained(procedure, sent, plan).steps == 1 and check.ended == ["imprint in imprint.encode"]
+
+
 def test_what_is_not_finite_passes_no_step() -> None:
     task = Task("cnn", (1, 28, 28), 10)
     params, _ = initial(task, 0)

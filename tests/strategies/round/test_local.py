@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -103,6 +105,24 @@ def test_a_plan_that_turns_half_way_trains_what_it_grew_and_the_chain_sees_the_n
     assert not bool(result.outgoing.local["one.weight"][~moved["one.weight"]].any())
     assert len(seen) == 1 and result.steps == 3
     assert bool(seen[0]["one.weight"][~received.mask["one.weight"]].any())
+
+
+@pytest.mark.parametrize("defense", ["fed-spa", "fed-ltp-client", "outpost"])
+def test_a_plan_that_turns_half_way_is_one_round_to_the_chain(defense: str) -> None:
+    """A second step 0 drew fed-spa's mask anew, and was a second round on fed-ltp's clock."""
+    procedure, received, batches, state = setting([defense])
+    procedure, numbers = (
+        replace(procedure, sgd=Sgd(0.1), allows=lambda *asked: bool(numbers.append(asked[3:])) or True),
+        [],
+    )
+    plan = LocalPlan(readjust=lambda params, squares, mask: (params, mask), before=1)
+    result = local_update(procedure, received, iter(batches), state, rehearsal(0, purpose="x"), plan)
+    whole = local_update(procedure, received, iter(batches), state, rehearsal(0, purpose="x"))
+    for name, update in whole.outgoing.update.items():
+        torch.testing.assert_close(result.outgoing.update[name], update)
+    if defense == "fed-ltp-client":
+        assert float(result.state[defense]["clock"]["rounds"]) == 1
+    assert numbers == [(0, True), (1, True), (2, False), (0, True), (1, False), (2, False)]
 
 
 def test_a_plan_may_start_elsewhere_under_a_smaller_mask_and_the_update_is_against_what_was_received() -> None:
