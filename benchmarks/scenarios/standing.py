@@ -91,7 +91,7 @@ def _sent(point: Point) -> Point:
         key: tuple(value for value, there in zip(values, sent, strict=True) if there) if key != "sent" else values
         for key, values in point.values.items()
     }
-    return replace(point, values=kept)
+    return replace(point, values=kept, seeds=())
 
 
 def costs(points: Iterable[Point]) -> dict[tuple[str, str], Point]:
