@@ -356,7 +356,11 @@ class Prune(Layer):
         content = reply.content
         base, importance, (weights,) = self._base(reply), self._importance(content), plain.metric_records.values()
         node, weight = reply.metadata.src_node_id, cast("int", weights[self.weight])
-        return Contribution(node, base, SparseTree({}, {}), base, weight, 0.0, 0, importance)
+        # Behind defenses an answer does not tell what was withheld from what did not move.
+        defenses = applied(content)
+        shared = base if set(defenses) <= {"none"} else {}
+        sparse = SparseTree(shared, {})
+        return Contribution(node, base, sparse, base, weight, 0.0, 0, importance, applied=defenses)
 
     def _require_fit(self, node: int, plain: RecordDict) -> None:
         """Raise ``WireError`` for an answer that the strategy could not average with the others."""

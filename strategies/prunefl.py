@@ -24,11 +24,13 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from prunella.core.config import Count, Run
 from prunella.core.errors import WireError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Mask, Tree, apply_mask, count, full_mask, map_trees, zeros_like
+from prunella.privacy import DEFENSES
 from prunella.privacy.chain import ChainState
 from prunella.pruning.channels import Group, channel_groups
 from prunella.pruning.prunefl import Reconfiguration, reconfigure, weight_cost
@@ -101,14 +103,14 @@ def initial_mask(
 ) -> Mask:
     """Initial pruning on a client: train, reconfigure on its own squared gradients, repeat until settled."""
     settings = rule.settings
-    params, mask = received.params, received.mask
+    params, mask, taken = received.params, received.mask, 0
     for _ in range(max(1, settings.initial_steps // settings.initial_interval)):
         start = Received(params, mask, received.buffers)
-        done = train(procedure, params, start, islice(batches, settings.initial_interval), state, generator)
+        done = train(procedure, params, start, islice(batches, settings.initial_interval), state, generator, taken)
         if not done.steps:
             break
         before, mask = mask, rule.next_mask(done.params, done.squares, mask)
-        params, state = apply_mask(done.params, mask), done.state
+        params, state, taken = apply_mask(done.params, mask), done.state, taken + done.steps
         if settled(before, mask):
             break
     return mask
@@ -133,6 +135,23 @@ def sends_importance(settings: PruneFLSettings, round: int) -> bool:
 
 
 CLIENT = ClientPart(first_mask=first_mask, sends_importance=sends_importance)
+
+
+def counted(contribution: Contribution, importance: Tree, sent: Mask) -> Mask:
+    """Where a client's squared gradient is in the mean: where it is not zero, or zero and was not withheld. ``sent`` is
+    the mask of clients that hold the whole model; of a narrower one's pruned weights only those not zero count."""
+    told = any(bool(t.any()) for t in importance.values())  # an owner who withholds sends zeros only
+    entries = [DEFENSES.get(name) for name in contribution.applied]
+    fills = any(entry is None or entry.fills for entry in entries)  # which shares everything, and keeps the squares
+    wide = told and all(torch.equal(contribution.base[name], sent[name]) for name in importance)
+
+    def of(name: str, squares: Tensor) -> Tensor:
+        arrived = squares != 0
+        if told and not fills and name in contribution.shared:
+            arrived = arrived | contribution.shared[name]
+        return arrived | ~contribution.base[name] if wide else arrived
+
+    return {name: of(name, squares) for name, squares in importance.items()}
 
 
 class PruneFL(MaskedMean):
@@ -189,10 +208,12 @@ class PruneFL(MaskedMean):
         return self.model.prunable if sends_importance(self.settings, server_round) else frozenset()
 
     def note(self, contribution: Contribution) -> None:
-        """Add importances up. One that a defense or an owner withheld came as zero and does not count at all."""
+        """Add importances up. One that a defense or an owner withheld came as zero and does not count at all; a
+        gradient that is zero does."""
         if contribution.importance is None:
             return
-        weight = map_trees(lambda t: (t != 0).double() * contribution.weight, contribution.importance)
+        counts = counted(contribution, contribution.importance, self.downlink.expected().mask)
+        weight = map_trees(lambda c: c.double() * contribution.weight, counts)
         weighted = map_trees(lambda t, w: t.double() * w, contribution.importance, weight)
         if self._importance is None or self._weight is None:
             self._importance, self._weight = weighted, weight

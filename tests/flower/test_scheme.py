@@ -30,10 +30,10 @@ from prunella.pruning.prunefl import reconfigure, weight_cost
 from prunella.pruning.prunefl_filters import of_channels
 from prunella.pruning.selection import density
 from prunella.strategies.feddst import FedDSTSettings, plan
-from prunella.strategies.prunefl import MaskRule, PruneFLSettings, initial_mask, with_limit
+from prunella.strategies.prunefl import MaskRule, PruneFL, PruneFLSettings, initial_mask, with_limit
 from prunella.strategies.round.local import LocalResult, Procedure, Received, local_update
 from prunella.strategies.round.plan import LocalPlan, RoundContext
-from prunella.strategies.round.replies import build_reply
+from prunella.strategies.round.replies import Contribution, build_reply
 from prunella.tasks.examples import Examples
 from prunella.tasks.training import Sgd
 from prunella.wire.records import from_coded, from_dense, mask_from_coded, record_bytes, to_coded, to_dense
@@ -153,10 +153,15 @@ def test_prunefl_s_first_mask_is_our_own_client_s(loop: Loop, granularity: str, 
 @pytest.mark.parametrize("loop", [guarded, by_hand])
 @pytest.mark.parametrize("defenses", ["dgp", "none"])
 def test_prunefl_s_importances_masks_and_error_feedback_are_our_own_client_s(
-    loop: Loop, defenses: str, tmp_path: Path
+    loop: Loop, defenses: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    noted, note = list[Contribution](), PruneFL.note
+    monkeypatch.setattr(PruneFL, "note", lambda self, each: note(self, noted.append(each) or each))
     layer, looked, seen = federation(loop, tmp_path, "prunefl", 3, defenses, **SETTINGS)
     assert not seen.errors
+    # Undefended, a zero inside the mask is a gradient of zero, and counts.
+    told = [(each.applied, each.shared.keys() >= NAMES) for each in noted if each.importance is not None]
+    assert told == [((defenses,), defenses == "none")] * 2
     settings, cost = with_limit(PruneFLSettings(**SETTINGS), 0.3), weight_cost(Net(), (1, 8, 8), NAMES, "flops")
     states: list[Any] = [{}, {}]
     chain, totals = build_chain([defenses], {}), []

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,15 +13,21 @@ from prunella.client.charging import FAILED
 from prunella.client.session import Session
 from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError, DefenseError
-from prunella.core.randomness import stream
+from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import Mask, Tree, full_mask, same_trees, zeros_like
+from prunella.privacy.chain import build_chain
 from prunella.pruning.prunefl import reconfigure
 from prunella.pruning.prunefl_filters import of_channels, reconfigure_filters
 from prunella.pruning.selection import density
 from prunella.server.app import assemble
-from prunella.strategies.prunefl import PruneFL, PruneFLSettings, with_limit
+from prunella.strategies.prunefl import PruneFL, PruneFLSettings, initial_mask, with_limit
+from prunella.strategies.round.local import Procedure, Received
+from prunella.strategies.round.replies import Contribution
+from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task, initial, prunable
+from prunella.tasks.training import Sgd
 from prunella.wire.records import mask_from_coded, mask_to_coded, to_dense
+from prunella.wire.sparse import SparseTree
 from tests.local_grid import LocalGrid, settings
 from tests.server.test_rounds import final, go
 
@@ -216,6 +223,52 @@ def test_reconfiguration_is_that_of_the_weighted_mean_of_importances(tmp_path: P
     assert of_filters(strategy, expected) == (granularity == "filter")
     assert all(torch.equal(strategy.mask[n], expected[n]) for n in expected)
     assert any(not torch.equal(strategy.mask[n], before[n]) for n in before)
+
+
+@pytest.mark.parametrize(
+    ("kept", "shared", "applied", "zeros", "mean"),
+    [
+        (True, True, "none", False, 2.0),  # a dead rectifier, or a pixel that is black in every image
+        (False, False, "none", False, 2.0),
+        (False, False, "dgp", False, 2.0),  # what is pruned passes by a defense of the update
+        (True, False, "dgp", False, 4.0),
+        (True, True, "mask-hiding", False, 4.0),  # shares everything, and no square of what is kept
+        (True, True, "none", True, 4.0),  # an owner who withholds all
+        (None, False, "none", False, 4.0),  # outside of what a client with a width holds
+    ],
+)
+def test_a_gradient_of_zero_counts_and_what_was_withheld_does_not(
+    tmp_path: Path, kept: bool | None, shared: bool, applied: str, zeros: bool, mean: float
+) -> None:
+    strategy, grid, arrays = build(tmp_path, prunefl__adjust_interval=1)
+    list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
+    sent, name = strategy.downlink.expected().mask, sorted(strategy.model.prunable)[0]
+    at = int((sent[name].flatten() == (kept is not False)).nonzero()[0])
+    base = {n: mask.clone() for n, mask in sent.items()}
+    base[name].view(-1)[at] = bool(kept)
+    arrived = {n: mask.clone() for n, mask in base.items()}
+    arrived[name].view(-1)[at] = shared
+    other = {n: torch.full(sent[n].shape, 4.0) for n in strategy.model.prunable}
+    own = {n: t * (not zeros) for n, t in other.items()}
+    own[name].view(-1)[at] = 0
+    for given, importance, mask, values in (("none", other, sent, sent), (applied, own, base, arrived)):
+        strategy.note(Contribution(1, mask, SparseTree(values, {}), mask, 10, 0.0, 0, importance, {}, (given,)))
+    got: list[Tree] = []
+    vars(strategy)["rule"] = SimpleNamespace(next_mask=lambda params, gain, mask, round: got.append(gain) or mask)
+    strategy.revise_mask(1, zeros_like(other), sent)
+    assert float(got[0][name].view(-1)[at]) == mean and float(got[0][name].view(-1)[at - 1]) == 4
+
+
+def test_the_steps_of_the_first_mask_are_those_of_one_round(tmp_path: Path) -> None:
+    """Each part of them began with a step 0, a round of its own to a defense that looks at the number."""
+    strategy, numbers, (params, buffers) = build(tmp_path)[0], list[int](), initial(TASK, 0)
+    whole, x = full_mask(params), torch.rand(8, 1, 8, 8)
+    procedure = Procedure(TASK.build(), Sgd(0.1), build_chain(["none"], {}))
+    procedure = replace(procedure, allows=lambda *asked: bool(numbers.append(asked[3]) or True))
+    rule = strategy.rule._replace(settings=replace(strategy.settings, initial_interval=2, initial_steps=4))
+    batches = iter([Examples(x, torch.arange(8))] * 4)
+    initial_mask(rule, procedure, Received(params, whole, buffers), batches, {"none": {}}, rehearsal(0, purpose="x"))
+    assert numbers == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("with_conditions", [2, 3])
