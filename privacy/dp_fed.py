@@ -1,7 +1,7 @@
 """DP-Fed (LTP 6, a baseline): FedAvg whose clients run DP-SGD on every coordinate, with LTP's clipping and noise.
 
 The mechanism is ``dp_sgd.py``'s with C = 10 and sigma = 1.4, on all coordinates also where a mask prunes: those draw
-noise that goes nowhere and their gradients count in the norm. The ledger gives LTP Table 4's 9.71 for its setting.
+noise that goes nowhere and their gradients count in the norm. The ledger gives LTP Table 3's 9.71 for its setting.
 
 >>> DpFed().clip, DpFed().noise_multiplier
 (10.0, 1.4)

@@ -61,7 +61,7 @@ class Mechanism:
 class DpSgd(Mechanism):
     """Every example's gradient is clipped, and noise is added to their sum.
 
-    CHN's S = 1 and its largest noise but one; sigma there is a variance, its multiplier sqrt(sigma) is this one.
+    S = 1 as CHN; the noise multiplier 1.0 is ours. CHN's sigma is a variance, and sqrt(sigma) its multiplier.
     """
 
 

@@ -7,7 +7,8 @@ coordinates before clipping costs nothing: the norm is smaller, less is clipped,
 
 The other settings are the run's: ``local-steps`` tau = 300, ``batch-size`` 15, ``learning-rate`` 0.01, ``momentum``
 0.5. The decay is applied to the gradient, which is the same as decaying the learning rate as momentum starts anew in
-every round; t counts the rounds this client took part in, where the paper counts all (``decay`` 1 switches it off).
+every round, but for a ``weight-decay``, which keeps the undecayed rate; t counts the rounds this client took part in,
+where the paper counts all (``decay`` 1 switches it off).
 
 Departures. (1) Line 14 clips and noises the mean gradient of a batch; one example then moves the clipped mean by up to
 2 C whatever the batch size, and the noise multiplier would be sigma / 2. Here each example is clipped, as its

@@ -5,10 +5,10 @@ each example's gradient is restricted to it, clipped to C, and noise goes to the
 noise then shrink together, and the update is zero elsewhere.
 
 Departures. The ledger claims what DP-SGD claims at this C and sigma: no amplification for the sparsification. LTP's
-Table 4 prints a smaller epsilon for a smaller share (9.71 at 1.0, 5.16 at 0.2), which assumes that a random
-restriction scales an example's norm by sqrt(keep); clipping bounds the worst case, and there it does not. The server's
-adaptive optimiser ("acceleration") is the server's business, not here. As mask positions are the client's own, the
-wire codec sees zeros inside the shared mask and does not save their bytes.
+Table 3 (Fashion-MNIST) prints a smaller epsilon for a smaller share (9.71 at 1.0, 5.16 at 0.2): it takes a random
+restriction to scale an example's norm by sqrt(keep); clipping bounds the worst case, and there it does not. The
+server's adaptive optimiser ("acceleration") is the server's business, not here. As mask positions are the client's own,
+the wire codec sees zeros inside the shared mask and does not save their bytes.
 
 >>> FedSpa().keep
 0.4

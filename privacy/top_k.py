@@ -1,10 +1,10 @@
-"""Top-k with error feedback: per layer only the largest share of the update leaves (DGP 3.2, its baseline; Lin 2017).
+"""Top-k with error feedback: per layer only the largest share of the update leaves (DGP 4.1, 6.1; Lin 2017).
 
 P = update + e, g = the ``keep`` largest coordinates of P by absolute value, e <- P - g, per client across rounds: what
-was sent plus what still waits is the sum of all updates. The paper sends k = 20 %. It saves bytes and hides little: the
-largest coordinates are those that tell most, which is what DGP turns round. Readings as in ``dgp.py``: the update of a
-whole local training, a layer is one named tensor ranked inside its mask, errors of coordinates no longer in the mask
-are dropped. The count is rounded up, so that every layer trains.
+was sent plus what still waits is the sum of all updates. The paper sends k = 20 %, with error feedback (App. C.1). It
+saves bytes and hides little: the largest coordinates are those that tell most, which is what DGP turns round. Readings
+as in ``dgp.py``: the update of a whole local training, a layer is one named tensor ranked inside its mask, errors of
+coordinates no longer in the mask are dropped. The count is rounded up, so that every layer trains.
 
 >>> update = {"w": torch.tensor([3.0, -4.0, 1.0, 0.5, 0.0])}
 >>> mask = {"w": torch.ones(5, dtype=torch.bool)}

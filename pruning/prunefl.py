@@ -8,7 +8,9 @@ current Γ. Only a share of the weights may leave at a time: the smallest by mag
 
 Departures: t is not timed on a device but counted, multiply-adds per weight relative to their mean (``cost="flops"``)
 or 1 (``cost="uniform"``); and the mask never holds more than ``max_density`` of the prunable weights, the ratio
-deciding who is left out. The largest weight of a layer never leaves. Whole filters: ``pruning.prunefl_filters``.
+deciding who is left out. The largest weight of a layer never leaves. Which weights may leave is ranked over all layers,
+in the authors' program (jiangyuang/PruneFL) within each. Δ(M) is of the prunable weights: what biases and norms would
+add to it is left out. Whole filters: ``pruning.prunefl_filters``.
 """
 
 from collections.abc import Mapping, Set

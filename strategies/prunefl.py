@@ -10,7 +10,9 @@ coordinate whose value a defense withheld carries no importance; coordinates out
 return. The view an attack gets contains them. A client whose owner requires an update defense sends neither: it trains
 along and leaves the mask to the others (``client.policy``); where all do, the mask stays as it is.
 
-Departure: the paper reconfigures every 50 rounds of a 10 000-round run; ``adjust_interval`` is scaled to short runs.
+Departures. The paper reconfigures every 50 rounds of a 10 000-round run; ``adjust_interval`` is scaled to short runs.
+Initial pruning ends at the first move of the mask's size under a tenth; the authors' program (jiangyuang/PruneFL) ends
+at the fifth in a row.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +49,7 @@ from prunella.tasks.task import Task, prunable
 from prunella.wire.records import mask_from_coded, record_bytes, to_coded, to_dense
 
 INITIAL = "train.initial"
-SETTLED = 0.1  # the size moved by less than this share: the paper's stopping rule
+SETTLED = 0.1  # the size moved by less than this share: the authors' threshold
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How much of a private batch a reconstruction gives away; the only reader of the truth (PRI 4.2.1, DGP 5.1).
+"""How much of a private batch a reconstruction gives away; the only reader of the truth (PRI 4.2.1, DGP 6.1).
 
 Reconstructions [B, C, H, W] and truth [N, C, H, W], pixels in [0, 1], are paired by the assignment of least total
 squared error; with B != N the smaller side is paired completely. Over the pairs, mean and worst (most leaking) of:
