@@ -20,7 +20,8 @@ Every page has the verdict with its reason, the table with published numbers bes
 seeds; every number stands in the JSON beside it. Rules are the same for every claim, and know the spread over seeds
 (`benchmarks/engine/rules.py`): *holds*, every comparison is as the paper says, beyond chance, and by the smallest
 effect that the claim declares; *holds in trend*, so is their mean, and none is refuted; *does not hold*, one is refuted
-beyond chance; *undecided*, the seeds are too few to say; *not judged*, the positive control of an attack failed. What
+beyond chance; *undecided*, the seeds are too few to say; *not judged*, the positive control of an attack failed, or
+a number that the rule needs is missing. What
 was left out because its control failed stands first in a verdict as not judged. Where nothing is there, at most 5 % of
 a claim's verdicts are wrong: it holds in 2.5 % of measurements, and in 2.5 % any of its comparisons or parts refutes it
 (a simulation among the tests, for symmetric noise; the module says what is not covered). Were there nothing behind any
