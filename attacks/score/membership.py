@@ -125,5 +125,5 @@ def exact(separation: Separation) -> dict[str, float]:
 def told(separation: Separation) -> dict[str, float]:
     """What a client may tell in numbers."""
     known = exact(separation)
-    coarse = {name: known[name] - known[name] % STEP for name in ("strict", "loose") if name in known}
+    coarse: dict[str, float] = {name: known[name] - known[name] % STEP for name in ("strict", "loose") if name in known}
     return {**{name: float(each) for name, each in known.items()}, "auc": round(separation.auc, 2), **coarse}
