@@ -47,9 +47,8 @@ class Privacy:
     #: 0: none; a client refuses the round that would pass it, the server stops asking it, and the run ends when too few
     #: clients are left
     epsilon_budget: Equal[Weight] = 0.0
-    delta: Smaller[Positive] = (
-        1e-5  #: of (ε, δ)-differential privacy, at most 0.01 and below one over a client's examples
-    )
+    #: of (ε, δ)-differential privacy, at most 0.01 and below one over a client's examples
+    delta: Smaller[Positive] = 1e-5
     #: how ε adds up over steps: Renyi, privacy loss distributions, or zero-concentrated
     accountant: Equal[Accountant] = "rdp"
     #: with evaluation=clients under an ε: scale, in examples, of the Laplace noise on the number of right answers; 0:
