@@ -35,8 +35,6 @@ def _charge(session: Session, digest: str, steps: int) -> Charge:
     if validates(session.run.strategy) or session.node.seed is not None:
         return UNBOUNDED
     batch, count = min(session.run.batch_size, len(session.data.examples)), len(session.data.examples)
-    if session.procedure.chain.private is not None:
-        session.privacy.require_small(count)
     return charge(session.procedure.chain, digest, steps, count, batch)
 
 
@@ -64,7 +62,10 @@ def _validation_charge(session: Session, digest: str) -> Charge | None:
 
 def caveats(session: Session) -> tuple[str, ...]:
     """What weakens the claims of this run's defenses."""
-    return () if session.node.seed is None else ("client-seed: noise that can be drawn again, no ε and no nats",)
+    found = [] if session.node.seed is None else ["client-seed: noise that can be drawn again, no ε and no nats"]
+    private = session.procedure.chain.private is not None
+    doubt = session.privacy.doubt(len(session.data.examples)) if private else ""
+    return (*found, *([doubt] if doubt else []))
 
 
 def told(session: Session, tally: Tally, ledger: Ledger) -> ConfigRecord:

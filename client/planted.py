@@ -215,7 +215,7 @@ class PlantedCheck:
                 found.append(f"traps in {name}")
         return found
 
-    def allows(self, module: nn.Module, params: Tree, buffers: Tree, step: int, begins: bool = False) -> bool:
+    def allows(self, module: nn.Module, params: Tree, buffers: Tree, step: int, begins: bool) -> bool:
         """Whether the step ``step``, from 0, may be taken from these weights; after one that may not, none may.
         ``begins``: a mask that moved made them, as it may make rows parallel that were not when they were sent."""
         begins = begins or step == 0

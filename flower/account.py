@@ -16,6 +16,7 @@ leaves the account without one for good; an update defense of ``Defend`` beside 
 The account does not see what the app does: a charge is the app's word. ``Defend`` with ``dp-sgd`` needs none of this.
 """
 
+import logging
 import secrets
 from collections.abc import Callable, Sized
 from contextlib import nullcontext
@@ -33,6 +34,7 @@ from prunella.privacy.accounting import NOISE, STEPS, Charge
 from prunella.privacy.ledger.ledger import spend
 
 _CPU = torch.device("cpu")
+logger = logging.getLogger(__name__)
 
 
 class Paid:
@@ -96,8 +98,9 @@ class Account:
         noise = getattr(optimizer, "noise_multiplier", None)
         if not isinstance(noise, int | float):
             raise DefenseError("account: the optimiser has no noise_multiplier: make it private with Opacus first")
-        if isinstance(getattr(loader, "dataset", None), Sized):
-            self._site.privacy.require_small(len(loader.dataset))
+        known = getattr(loader, "dataset", None)
+        if isinstance(known, Sized) and (doubt := self._site.privacy.doubt(len(known))):
+            logger.warning("%s", doubt)
         rate, steps = getattr(loader, "sample_rate", None), epochs * len(loader)
         found = self.spend(steps=steps, rate=1.0 if rate is None else float(rate), noise=float(noise))
         weights = [p for group in optimizer.param_groups for p in group["params"]]

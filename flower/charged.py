@@ -6,6 +6,7 @@ since nobody says how many will come. ``ChargedSteps.loader`` draws Poisson batc
 Errors: ``DefenseError`` past the budget, or for a batch that is not as it was drawn.
 """
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from prunella.privacy.ledger.ledger import charge
 
 Batch = Tensor | Mapping[str, Tensor]
 BLOCK = 8  # steps charged at a time where nobody says how many there will be
+logger = logging.getLogger(__name__)
 
 
 def rows_of(x: Batch) -> int:
@@ -97,8 +99,8 @@ class ChargedSteps:
         """Poisson batches from the loader's dataset, as many and as large on average as the loader's. Every call draws
         others: an epoch with the batches of the last one would be sampled once and noised twice."""
         count, data = rows_to_draw_from(loader), loader.dataset
-        if self._work.site.chain.private is not None:
-            self._work.site.privacy.require_small(count)
+        if self._work.site.chain.private is not None and (doubt := self._work.site.privacy.doubt(count)):
+            logger.warning("%s", doubt)
         self._expected = int(loader.batch_size)
         rate = min(1.0, self._expected / count)
         drawn = self._work.site.generator(self._work.question, "batches", str(self._loaders))

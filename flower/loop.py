@@ -115,7 +115,7 @@ class Guard:
         self._fit(data)
         self._steps, self._shown = ChargedSteps(work), False
         self._question = StepQuestion(model, work.site.generator(work.question, "planted"))
-        self._number = 0  # of the next step since the mask moved
+        self._number = 0  # of the round's next step
         self._loss_seen = False  # that it depends on the model's answer alone
         self._failed = False  # in the middle of a step, or out of a with
         hides_images = any(isinstance(link.defense, DataDefense) for link in self._chain.links)
@@ -197,7 +197,7 @@ class Guard:
                     p.copy_(weights[name])
                 self._work.mask = {**self._work.mask, **to_device(self._mask, "cpu")}
                 optimizer.state.clear()  # no velocity of weights that are gone
-                self._number = 0
+                self._question.begins()
         self._moved.settled()
         if self._work.local.done:
             raise Settled("the first mask is made: leave this to Defend")

@@ -44,7 +44,12 @@ class StepQuestion:
         self._check: PlantedCheck | None = None
         self._copy: nn.Module | None = None
         self._step = 0
+        self._begins = False
         self.ended = False
+
+    def begins(self) -> None:
+        """A mask that moved made the weights of the next step."""
+        self._begins = True
 
     def refused(self, x: Batch) -> list[str]:
         """What looks planted in the model that was sent. Of a batch only its shape is looked at; ``{}``: none is shown,
@@ -56,7 +61,8 @@ class StepQuestion:
             self._step += 1
             with plainly(self._device):
                 params, buffers = self._state()
-                self.ended = not self._check.allows(self._copy, params, buffers, self._step)
+                self.ended = not self._check.allows(self._copy, params, buffers, self._step, self._begins)
+            self._begins = False
         return self._refused
 
     def _state(self) -> tuple[Tree, Tree]:

@@ -63,7 +63,7 @@ class Pace:
 
 def descents_of(view: ServerView, settings: Inversion) -> tuple[int, int]:
     """The most iterations of whole descents and of scouts that an attack with these settings runs on ``view``."""
-    images = view.num_examples or view.batch_size or 1
+    images = view.images_used or 1
     single = images == 1 and view.labels is None and settings.labels == "infer" and settings.labels_tried > 1
     scouts = min(_SCOUT, settings.iterations) * (settings.labels_tried - 1) if single else 0
     return settings.iterations * max(settings.restarts, 2 if single else 1), scouts
@@ -77,7 +77,7 @@ def estimate(view: ServerView, task: Task, name: str, settings: Any) -> float | 
         each = iteration(view, task, PLAIN.attack, Sgi(max_images=settings.max_images))
         if each is None or not set(view.defenses) <= {"none"}:
             return settings.seconds
-        images = min(view.num_examples or view.batch_size or 1, settings.max_images)
+        images = min(view.images_used or 1, settings.max_images)
         passes = settings.passes + (settings.label_passes if view.labels is None and images > 1 else 0)
         return min(settings.seconds, each * passes / images)
     if not isinstance(settings, Inversion):

@@ -47,7 +47,7 @@ class Privacy:
     #: 0: none; a client refuses the round that would pass it, the server stops asking it, and the run ends when too few
     #: clients are left
     epsilon_budget: Equal[Weight] = 0.0
-    #: of (ε, δ)-differential privacy, at most 0.01 and below one over a client's examples
+    #: of (ε, δ)-differential privacy, at most 0.01; an ε whose δ is not below one over a client's examples says so
     delta: Smaller[Positive] = 1e-5
     #: how ε adds up over steps: Renyi, privacy loss distributions, or zero-concentrated
     accountant: Equal[Accountant] = "rdp"
@@ -64,13 +64,14 @@ class Privacy:
         if not 0 <= self.validation_noise < math.inf:
             raise ConfigError("privacy.validation-noise must be a finite number that is not negative; 0: no answers")
 
-    def require_small(self, examples: int) -> None:
-        """Raises ``DefenseError`` where handing out one of so many ``examples`` whole would keep the promise."""
-        if self.delta * examples >= 1:
-            raise DefenseError(
-                f"privacy.delta = {self.delta:g} is not below one over this client's {examples} examples: such an ε "
-                "holds where one of them is handed out whole. Take less"
-            )
+    def doubt(self, examples: int) -> str:
+        """What weakens an ε over so many ``examples``: that handing one of them out whole would keep it; or ""."""
+        if self.delta < 1 / examples:
+            return ""
+        return (
+            f"privacy.delta = {self.delta:g} is not below one over this client's {examples} examples: such an ε holds "
+            "where one of them is handed out whole"
+        )
 
 
 @dataclass(frozen=True)

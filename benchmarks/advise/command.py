@@ -35,7 +35,7 @@ from prunella.server.report.units import duration
 from prunella.tasks.data import Partition, describe
 from prunella.tasks.recommended import settled
 
-VERSION = 1
+VERSION = 2
 BUDGET, MAY_LOSE, SITES = "30min", 2.0, 4
 SHORT, LONGEST = 10, 30  # rounds of a federation: at least, if the run has as many, and at most
 MOST_OF_IT = 0.9

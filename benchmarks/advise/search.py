@@ -85,7 +85,7 @@ class Standing:
     def tier(self) -> Tier:
         if self.share("rebuilt")[0]:
             return "rebuilt"
-        if self.epsilon <= LARGEST:
+        if math.isfinite(self.epsilon):
             return "promised"
         if self.share("traces")[0]:
             return "traces"
@@ -95,13 +95,14 @@ class Standing:
 
     @property
     def epsilon(self) -> float:
-        """What its noise was made for or, of a chain of the user's own, what was spent here; infinite without one, and
-        where a site has none or spent more."""
+        """What its noise was made for or, of a chain of the user's own, what was spent here; infinite without one,
+        where a site has none or spent more, and above ``LARGEST``."""
         spent = self.values("epsilon")
         if len(spent) < len(self.rows) or not spent:
             return math.inf
         made_for = self.proposal.epsilon
-        return max(spent) if made_for is None else made_for if max(spent) <= made_for else math.inf
+        found = max(spent) if made_for is None else made_for if max(spent) <= made_for else math.inf
+        return found if found <= LARGEST else math.inf
 
     @property
     def rank(self) -> tuple[int, float, float, float]:

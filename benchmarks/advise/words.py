@@ -56,15 +56,15 @@ def headline(advice: Advice, may_lose: float) -> str:
         safest = advice.safest
         why = f"ε {safest.epsilon:.3g}" if math.isfinite(safest.epsilon) else SHOWN[safest.tier]
         return f"{start} What does is {safest.proposal.name} ({why}), for {cost(safest, advice.reference)}."
-    none = "It has no ε"
-    if math.isfinite(chosen.epsilon):
-        none = f"Its ε of {chosen.epsilon:.3g} bounds nothing that matters"
     ends = {
         "promised": f"It has ε {chosen.epsilon:.3g}, which bounds what any attack can tell about one example.",
-        "clear": f"{none}: that is what today's attacks show, and no promise.",
-        "open": f"{none}, and the attack does not explain its updates: one that does may rebuild images.",
+        "clear": "It has no ε: that is what today's attacks show, and no promise.",
+        "open": "It has no ε, and the attack does not explain its updates: one that does may rebuild images.",
     }
-    blind = "" if chosen.share("baseline")[1] == len(chosen.rows) else " No audit could judge what it lets through."
+    judged, many = chosen.share("baseline")[1], len(chosen.rows)
+    blind = (
+        "" if judged == many else f" What it lets through could be judged in {judged} of {plural(many, 'federation')}."
+    )
     return f"If at most {limit} may go: {name}. {ends[chosen.tier]}{blind}"
 
 
@@ -128,8 +128,9 @@ def limits(one: Standing, question: Question) -> list[str]:
             f"{plural(len(one.rows), 'federation')}: there the attack fails without a defense, too, does not finish, "
             "or does not explain the updates."
         )
-    if LARGEST < one.epsilon < math.inf:
-        found.append(f"Only an ε of at most {LARGEST:g} counts as a promise here.")
+    spent = one.values("epsilon")
+    if spent and not math.isfinite(one.epsilon):
+        found.append(f"It spent ε {max(spent):.3g}, and only one of at most {LARGEST:g} counts as one here.")
     if any(name.startswith("channel-") for name in names) and question.examples < question.pixels:
         found.append(
             f"A channel fitted on {question.examples} images, the smallest site's, knows fewer directions than their "

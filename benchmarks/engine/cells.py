@@ -55,8 +55,10 @@ class Cache:
 
     def has(self, about: Mapping[str, Any], data: str = "") -> bool:
         path = self.path(about)
-        kept = json.loads(path.read_text()).get("data", "") if data and path.exists() else ""
-        return path.exists() and (not kept or kept == data)
+        if not path.exists():
+            return False
+        kept = json.loads(path.read_text()).get("data", "")
+        return not kept or kept == data
 
     def get(self, about: Mapping[str, Any], make: Callable[[], Row], data: str = "") -> Row:
         """The cell of these settings, made when it is not there; it appears whole or not at all."""

@@ -158,11 +158,13 @@ def answered(
 
 def scored(answer: Reconstruction, truth: PrivateBatch, others: Examples, means: torch.Tensor) -> Rows:
     """The scores of every image of an update. One guess an image: more would be drawn from the public images until one
-    fits, and in place of those that are missing stand the class means."""
+    fits. An image that none is given for has the mean of its class."""
     found, given = Rows(), answer.x[: len(truth.x)].cpu()
-    guesses = torch.cat([given, means[truth.y[len(given) :]]])
-    for real, guess in assign(truth.x, guesses):
-        mine = Reconstruction(guesses[guess : guess + 1], None, answer.objective, answer.iterations)
+    guesses = means[truth.y].clone()
+    for real, guess in assign(truth.x, given):
+        guesses[real] = given[guess]
+    for real in range(len(truth.x)):
+        mine = Reconstruction(guesses[real : real + 1], None, answer.objective, answer.iterations)
         row = score(mine, PrivateBatch(truth.x[real : real + 1], truth.y[real : real + 1]), gallery=others)
         said = ORDER.index(level({"scores": row.to_dict()}))
         words = {word: float(said >= ORDER.index(word)) for word in ("traces", "rebuilt")}

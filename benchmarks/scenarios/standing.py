@@ -137,7 +137,7 @@ def table(points: Sequence[Point]) -> str:
     """Both tables, with what an entry means."""
     said = f"Mean PSNR in dB (at most {MOST:.0f}) of the attack with the highest, [the middle 95 % of a bootstrap of "
     said += "seeds and images, too narrow for few seeds],"
-    seeds = sorted({len(point.values["psnr"]) for point in points if "psnr" in point.values})
+    seeds = sorted({len(best.point.values["psnr"]) for best in strongest(points).values()})
     rest = f" Seeds behind an entry: {' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))}." if seeds else ""
     parts = [
         f"{said} the largest share of images that one attack brings back as a report calls rebuilt, and who did each."

@@ -49,12 +49,14 @@ def test_the_ledger_line_is_what_the_accountant_says_of_every_step(tmp_path: Pat
     assert ledger["delta"] == 1e-5 and ledger["steps"] == 6.0
 
 
-def test_a_delta_that_allows_an_example_to_be_handed_out_is_refused(tmp_path: Path) -> None:
+def test_a_delta_that_allows_an_example_to_be_handed_out_is_said_with_the_claim(tmp_path: Path) -> None:
     examples = len(session(tmp_path, {"partition-id": 0}).data.examples)
-    with pytest.raises(DefenseError, match=f"not below one over this client's {examples} examples"):
-        send(tmp_path / "a", "train", model(1), **PRIVATE, **{"privacy.delta": 1 / examples})
-    ledger = send(tmp_path / "b", "train", model(1), **PRIVATE, **{"privacy.delta": 0.99 / examples}).content["ledger"]
-    assert ledger["delta"] == 0.99 / examples
+    for share, said in ((1.0, True), (0.99, False)):
+        private = {**PRIVATE, "privacy.delta": share / examples}
+        ledger = send(tmp_path / str(said), "train", model(1), **private).content["ledger"]
+        assert (f"not below one over this client's {examples} examples" in str(ledger["claims"])) is said
+    plain = send(tmp_path / "plain", "train", model(1), **{**RUN, "defenses": "dgp", "privacy.delta": 1 / examples})
+    assert "examples" not in str(plain.content["ledger"]["claims"])
 
 
 def test_the_round_past_the_budget_is_refused_before_anything_is_computed(tmp_path: Path) -> None:

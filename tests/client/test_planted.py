@@ -309,7 +309,7 @@ def test_no_step_is_taken_from_a_model_that_the_step_before_made_copy() -> None:
     assert (ended.steps, whole.steps, check.ended) == (1, 3, ["bins in imprint.encode"])
     copied = "imprint.encode.weight"
     assert not ended.outgoing.update[copied].any() and whole.outgoing.update[copied].any()
-    assert not check.allows(task.build(), initial(Task("cnn", (1, 28, 28), 10), 0)[0], {}, 2)  # it stays ended
+    assert not check.allows(task.build(), initial(Task("cnn", (1, 28, 28), 10), 0)[0], {}, 2, False)  # it stays ended
 
 
 def test_an_honest_round_is_what_it_is_without_the_question() -> None:
@@ -352,8 +352,8 @@ def test_what_is_not_finite_passes_no_step() -> None:
     task = Task("cnn", (1, 28, 28), 10)
     params, _ = initial(task, 0)
     check = PlantedCheck(task.shape, 10, draw())
-    assert check.allows(task.build(), params, {}, 1)
-    assert not check.allows(task.build(), {n: p * torch.inf for n, p in params.items()}, {}, 2)
+    assert check.allows(task.build(), params, {}, 1, False)
+    assert not check.allows(task.build(), {n: p * torch.inf for n, p in params.items()}, {}, 2, False)
     assert check.ended == [NOT_FINITE]
 
 

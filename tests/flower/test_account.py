@@ -59,7 +59,7 @@ def test_what_gives_no_epsilon_is_refused(steps: int, rate: float, noise: float,
 
 
 @pytest.mark.parametrize("poisson", [True, False])
-def test_opacus_s_own_objects_are_read(poisson: bool, tmp_path: Path) -> None:
+def test_opacus_s_own_objects_are_read(poisson: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     loader = DataLoader(TensorDataset(*load(0)), batch_size=8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -75,8 +75,9 @@ def test_opacus_s_own_objects_are_read(poisson: bool, tmp_path: Path) -> None:
         account.opacus(optimizer, loader)
     many = DataLoader(TensorDataset(torch.zeros(100, 1), torch.zeros(100)), batch_size=8)
     lax = Context(1, 1, {"partition-id": 0, "state-dir": str(tmp_path)}, RecordDict(), {"privacy.delta": 0.01})
-    with pytest.raises(DefenseError, match="one over this client's 100 examples"):
-        Account(lax).opacus(made[1], many)
+    assert not caplog.records
+    Account(lax).opacus(made[1], many)
+    assert "one over this client's 100 examples" in caplog.text
 
 
 def private(noise: float = 2.0) -> tuple[nn.Module, Any, Any]:

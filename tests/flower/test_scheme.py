@@ -13,6 +13,8 @@ from flwr.serverapp.strategy import FedAvg
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import prunella.flower.loop as loop_of_apps
+from prunella.client.planted import PlantedCheck
 from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError, WireError
 from prunella.core.randomness import PrivateGenerator
@@ -220,6 +222,19 @@ def test_messages_are_as_small_as_between_our_own_server_and_client(scheme: str,
     saved = store(tmp_path, 0).load(3).state
     done = ours(0, received, mask, saved, build_chain([defenses], {}), LocalPlan())
     assert_no_larger(seen.trained(100)[2], build_reply(done, mask, frozenset()))
+
+
+def test_a_mask_that_moves_half_way_begins_no_round_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fed-spa drew its mask anew, and rows that the move made parallel were not looked at."""
+    asked, numbers, made = list[tuple[Any, ...]](), list[int](), loop_of_apps.Step
+    monkeypatch.setattr(PlantedCheck, "allows", lambda self, *given: asked.append(given[3:]) or True)
+    monkeypatch.setattr(loop_of_apps, "Step", lambda **given: numbers.append(given["number"]) or made(**given))
+    _, _, seen = federation(guarded, tmp_path, "feddst", 1, adjust_interval=1, local_steps=4)
+    assert not seen.errors
+    steps = len(numbers) // 2  # of each of two clients
+    assert numbers == [*range(steps)] * 2 and steps > 3
+    assert [each[0] for each in asked] == [*range(1, steps)] * 2
+    assert [sum(begins for _, begins in half) for half in (asked[: steps - 1], asked[steps - 1 :])] == [1, 1]
 
 
 def test_feddst_s_moves_and_error_feedback_are_our_own_client_s(tmp_path: Path) -> None:

@@ -122,8 +122,10 @@ def test_an_answer_is_one_guess_an_image() -> None:
     means = class_means(images, 10)
     bag = Reconstruction(torch.cat([torch.zeros_like(truth.x), truth.x]), None, 0.0, 1)
     assert all(row["psnr"] < 15 for row in meeting.scored(bag, truth, others, means))
-    one = meeting.scored(Reconstruction(truth.x[:1], None, 0.0, 1), truth, others, means)
-    assert len(one) == 4 and one[0]["psnr"] == 100 and all(row["psnr"] < 20 for row in one[1:])
+    blind = meeting.scored(Reconstruction(means[truth.y], None, 0.0, 1), truth, others, means)
+    for at in range(4):
+        one = meeting.scored(Reconstruction(truth.x[at : at + 1], None, 0.0, 1), truth, others, means)
+        assert [row["psnr"] for row in one] == [100 if i == at else blind[i]["psnr"] for i in range(4)]
 
 
 def test_a_client_that_sends_nothing_leaves_the_class_mean() -> None:
