@@ -3,7 +3,7 @@
 Names, help, kinds and labels come from ``core.metrics.METRICS``. A row that is not in that table is refused, so only
 listed names and labels leave the process. A collector of our own serves the values as given: the rows of a counter are
 cumulative, so a resumed run continues from the stored total, and no ``_created`` series appear. Each row of a histogram
-is one observation; feed the stored rows again after a resume to restore its past.
+is one observation. ``restore`` gives a resumed run its past back, out of the lines of its store.
 
 The address is ``host:port``; without a host the loopback address is used, and port 0 means any free port.
 
@@ -17,7 +17,7 @@ import sys
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 from socket import AF_INET6, SHUT_RDWR
 from socketserver import ThreadingMixIn
@@ -38,12 +38,14 @@ from prometheus_client.registry import Collector
 from prunella.core.errors import ConfigError
 from prunella.core.metrics import METRICS, Metric
 from prunella.server.report.live import application
-from prunella.server.store.schema import Row, StoreError, check_row
+from prunella.server.store.schema import Row, StoreError, StoreLine, check_row
 
 LOOPBACK = "127.0.0.1"
 # Seconds: from digits on one machine (tenths) to a federation that waits for its slowest site (default limit 600).
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 BOUNDS = ("privacy_epsilon", "channel_information_nats")  # of all clients in a round's rows, or in none of these
+# What a process waits for: nothing of one that has ended.
+WAITED_FOR = ("audits_left", "audits_left_seconds", "audits_left_limit_seconds")
 
 MAX_CONNECTIONS = 64  # at a time; a browser opens six, Prometheus one
 MAX_SECONDS = 10.0  # that a connection may last
@@ -212,6 +214,17 @@ class Exporter:
     def update(self, rows: Iterable[Row]) -> None:
         """Show ``rows``, or none of them if one is not in the table."""
         self._values.take([check_row(row) for row in rows])
+
+    def restore(self, lines: Iterable[StoreLine]) -> None:
+        """Show what the lines of ``metrics.jsonl`` say, as when each was written. Not counters: audits that a resume
+        takes back are counted no more."""
+        past = [
+            line for line in lines if METRICS[line["metric"]].kind != "counter" and line["metric"] not in WAITED_FOR
+        ]
+        for _, written in groupby(
+            past, key=lambda line: line["time"]
+        ):  # a bound that a round lacks goes with that round
+            self.update(Row(line["metric"], line["value"], line["labels"]) for line in written)
 
     def close(self) -> None:
         """Stop serving and free the port. A second call does nothing."""

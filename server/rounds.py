@@ -1,6 +1,5 @@
 """The run loop: rounds, evaluation, checkpoints, metrics and audits, and resuming a run after its server was killed."""
 
-import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,17 +22,16 @@ from prunella.server import checkpoint as checkpoints
 from prunella.server.audit.membership import ask_membership
 from prunella.server.audit.queue import Auditor
 from prunella.server.audit.view import any_left, never_audited
+from prunella.server.audited import drain, take_audits
 from prunella.server.best import best_score, keep_best
 from prunella.server.budget import past_budget, too_few
 from prunella.server.checkpoint import Checkpoint
-from prunella.server.doubts import diverged_rows, measured_rows
+from prunella.server.doubts import diverged_rows
 from prunella.server.evaluation import LEAST, PATIENCE, Evaluator, on_all
 from prunella.server.exporter import Exporter
 from prunella.server.questions import note_answer, note_first, note_refusal
-from prunella.server.report.evidence import judged, without_control
-from prunella.server.report.units import audits_left, plural
+from prunella.server.report.units import plural
 from prunella.server.store.rows import (
-    audit_rows,
     audits_counted,
     counter_rows,
     evaluation_rows,
@@ -42,7 +40,7 @@ from prunella.server.store.rows import (
     round_rows,
     stage_rows,
 )
-from prunella.server.store.schema import Row, StoreLine, row
+from prunella.server.store.schema import Row, row
 from prunella.server.store.write import RunStore
 from prunella.strategies.round.replies import Contribution
 from prunella.strategies.round.server_model import ServerModel
@@ -52,7 +50,6 @@ from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Evaluation
 from prunella.wire.records import from_dense, to_dense
 
-SAY_EVERY = 30.0  # seconds between two words on the audits that are left
 EMPTY_ROUNDS = 3  # rounds without a single valid reply before the run gives up
 
 
@@ -126,7 +123,8 @@ def begin(federation: Federation) -> tuple[int, Tree]:
     outcomes = Counter(audit["outcome"] for audit in federation.store.audits())
     federation.counters |= dict.fromkeys(audits_counted(federation.counters), 0.0)  # some were taken back
     federation.counters |= {f"audits_total|{outcome}": float(count) for outcome, count in outcomes.items()}
-    if federation.exporter is not None:
+    if federation.exporter is not None:  # monitoring must not forget a leak because the server was started again
+        federation.exporter.restore(federation.store.metrics())
         federation.exporter.update(counter_rows(federation.counters))
     told = {line["round"] for line in federation.store.metrics() if line["metric"] == "accuracy_ratio"}
     if federation.run.evaluation == "server" and saved.round not in told:
@@ -218,33 +216,6 @@ def require_replies(federation: Federation, rounds: int = EMPTY_ROUNDS) -> None:
         raise PrunellaError(f"no valid reply in {plural(federation.empty_rounds, 'round')}, last: {reasons}{words}")
 
 
-def take_audits(federation: Federation, grid: Grid) -> None:
-    """Record the outcomes of the audits that have finished since the last call."""
-    federation.auditor.advance(grid)
-    if not federation.auditor.finished:
-        return
-    known = federation.store.audits()
-    for outcome in federation.auditor.finished:
-        name = f"audits_total|{outcome['outcome']}"
-        federation.counters[name] = federation.counters.get(name, 0.0) + 1
-        federation.store.append_audit(outcome)
-        rows = audit_rows(judged, outcome, known) + counter_rows({name: federation.counters[name]})
-        known.append(outcome)
-        federation.emit(outcome["round"], rows)
-    _tell_doubts(federation, known)
-    federation.auditor.finished.clear()
-
-
-def _tell_doubts(federation: Federation, audits: list[StoreLine]) -> None:
-    """What the audits so far say only together: views without a control, and more measured than an ε promised."""
-    jobs, finished = federation.auditor.jobs, federation.auditor.finished
-    last = max(outcome["round"] for outcome in finished)
-    pending = {job.round for job in jobs if job.kind == "control"}
-    lone = without_control([audit for audit in audits if audit["round"] == last], pending)
-    rows = measured_rows(audits, federation.ledgers, federation.raw)
-    federation.emit(last, [row("audits_without_control", len(lone)), *rows])
-
-
 def noting(federation: Federation, replies: Iterable[Message], silent: dict[int, str]) -> Iterator[Message]:
     """The replies as they come; ``silent`` gets why the nodes that answered with an error did."""
     downlink = federation.strategy.downlink
@@ -325,34 +296,6 @@ def evaluate_last(federation: Federation, round: int, arrays: ArrayRecord, grid:
         result = done and done[1]
     if result is not None:
         federation.emit(round, evaluated_rows(federation, round, result, whole=True))
-
-
-def tell_left(federation: Federation, round: int, limit: float = 0.0) -> None:
-    """Say how many audits are left and how long they may take, ``limit`` seconds at most: in the log, and as rows that
-    the terminal shows."""
-    auditor = federation.auditor
-    seconds = auditor.estimate()
-    log(INFO, "%s", audits_left(auditor.pending, seconds, limit))
-    rows = [row("audits_left", auditor.pending), row("audits_left_limit_seconds", limit)]
-    federation.emit(round, rows + ([] if seconds is None else [row("audits_left_seconds", seconds)]))
-
-
-def drain(federation: Federation, grid: Grid, round: int) -> None:
-    """After training: wait for the audits that are running, at most ``audit-seconds`` for each that a worker has, and
-    go on with what there is."""
-    auditor = federation.auditor
-    end, said = time.monotonic() + auditor.at_most(), -math.inf
-    while auditor.pending and time.monotonic() < end:
-        if time.monotonic() >= said + SAY_EVERY:
-            said = time.monotonic()
-            tell_left(federation, round, end - said)
-        take_audits(federation, grid)
-        time.sleep(federation.run.poll_seconds)
-    auditor.give_up("it was not over when the run's time for audits was (audit-seconds)")
-    take_audits(federation, grid)
-    federation.emit(round, counter_rows(audits_counted(federation.counters)))  # those of earlier rounds, too
-    if said > -math.inf:
-        tell_left(federation, round)
 
 
 def reason_to_stop(federation: Federation, round: int) -> str | None:

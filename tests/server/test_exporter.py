@@ -6,6 +6,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,6 +15,7 @@ from prunella.core.errors import ConfigError
 from prunella.core.metrics import METRICS
 from prunella.server.exporter import BUCKETS, MAX_CONNECTIONS, Exporter, parse_address
 from prunella.server.store.schema import Row, StoreError, row
+from prunella.server.store.write import RunStore
 
 LABELS = (("prunella", "0.1.0"), ("scikit_learn", "1.5"))
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -84,6 +86,25 @@ def test_a_resumed_run_goes_on_from_the_stored_total() -> None:
         assert samples(resumed)["prunella_client_failures_total", (("reason", "shape"),)] == 9.0
     finally:
         resumed.close()
+
+
+def test_a_resumed_run_shows_what_its_store_says_and_takes_no_counter_from_it(
+    exporter: Exporter, tmp_path: Path
+) -> None:
+    store, leak = RunStore.open(tmp_path), {"attack": "sgi", "defense": "dgp", "view": "client"}
+    both = [row("privacy_epsilon", 3.0, stat="worst"), row("round_seconds", 2.0), row("audits_left", 3)]
+    store.append_metrics(
+        1, [row("round", 1), row("leakage_level", 3, **leak), row("audits_total", 9, outcome="scored")]
+    )
+    store.append_metrics(2, [row("round", 2), *both])
+    store.append_metrics(3, [row("round", 3), row("round_seconds", 0.3)])
+    exporter.restore(store.metrics())
+    exporter.update([row("audits_total", 2, outcome="scored")])
+    seen = samples(exporter)
+    assert seen["prunella_leakage_level", tuple(sorted(leak.items()))] == 3.0 and seen["prunella_round", ()] == 3.0
+    assert seen["prunella_round_seconds_count", ()] == 2.0 and seen["prunella_round_seconds_sum", ()] == 2.3
+    assert seen["prunella_audits_total", (("outcome", "scored"),)] == 2.0, "some were taken back"
+    assert not {name for name, _ in seen} & {"prunella_privacy_epsilon", "prunella_audits_left"}
 
 
 def test_a_counter_that_goes_down_is_refused(exporter: Exporter) -> None:

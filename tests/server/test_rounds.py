@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
+from urllib.request import urlopen
 
 import pytest
 import torch
@@ -85,6 +86,22 @@ def test_a_run_that_is_stopped_and_resumed_equals_one_that_was_not(tmp_path: Pat
     assert final(tmp_path / "whole").round == final(tmp_path / "parts").round == 6
     assert same(final(tmp_path / "whole"), final(tmp_path / "parts"))
     assert series(resumed, "round") == [1, 2, 3, 4, 5, 6]
+
+
+def test_monitoring_knows_after_a_resume_what_it_knew_before(tmp_path: Path) -> None:
+    go(tmp_path, rounds=2, defenses="channel-natural,random", metrics_address="127.0.0.1:0")
+    federation, _ = build(
+        tmp_path, rounds=2, defenses="channel-natural,random", metrics_address="127.0.0.1:0", resume=True
+    )
+    assert server_rounds.begin(federation)[0] == 2 and federation.exporter is not None
+    with urlopen(f"http://{federation.exporter.address}/metrics", timeout=10) as reply:
+        shown = dict(line.rsplit(" ", 1) for line in reply.read().decode().splitlines() if line[0] != "#")
+    stored = {line["metric"]: line["value"] for line in federation.store.metrics() if not line["labels"]}
+    assert float(shown["prunella_round_seconds_count"]) == 2 == len(series(federation, "round_seconds"))
+    for name in stored.keys() - {"round_seconds"}:
+        assert float(shown[f"prunella_{name}"]) == stored[name], name
+    assert float(shown['prunella_wire_bytes_total{direction="up"}']) > 0
+    federation.exporter.close()
 
 
 def test_a_server_that_dies_after_clients_trained_repeats_the_round_with_their_old_state(tmp_path: Path) -> None:
