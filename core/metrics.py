@@ -34,6 +34,7 @@ _LEAK = ("attack", "defense", "view", "stat")
 _ALL = (
     Metric("round", "gauge", "Last finished round."),
     Metric("rounds", "gauge", "Rounds planned for this run."),
+    Metric("run_ended", "gauge", "0 while the run goes on, 1 once it completed, failed or was stopped."),
     Metric("accuracy_ratio", "gauge", "Share of evaluation examples labelled right by the global model.", "ratio"),
     Metric("accuracy_error_ratio", "gauge", "Half of its 95 % interval, on a sample; 0: on all examples.", "ratio"),
     Metric("loss", "gauge", "Mean cross-entropy of the global model on the evaluation examples.", "nats"),

@@ -24,7 +24,8 @@ from prunella.server.exporter import Exporter
 from prunella.server.grid import OrderedGrid
 from prunella.server.preflight import require_test
 from prunella.server.rounds import Federation, federate, require_replies, set_threads
-from prunella.server.store.write import RunStore, claimed, now
+from prunella.server.store.schema import row
+from prunella.server.store.write import RunStore, Status, claimed, now
 from prunella.strategies import SECTIONS as STRATEGY_SECTIONS
 from prunella.strategies import build_strategy, find, scheme_settings, uses_public
 from prunella.strategies.round.numbering import Numbering
@@ -42,6 +43,7 @@ Loader = Callable[[str, Path | None], Examples | None]
 SECTIONS = {**PRIVACY_SECTIONS, **STRATEGY_SECTIONS, **ATTACK_SECTIONS}
 NUMBERS = "client-numbers.json"
 LAUNCHED = "launch.json"  # what `prunella run` and `prunella submit` write into the directory of a run
+LAST_SCRAPE = 15.0  # seconds that monitoring has to read a run's last figures: three scrapes of deploy/prometheus
 MAX_ERROR = 2_000  # characters of the error that ended a run
 _PACKAGES = ("prunella", "flwr", "torch", "numpy")
 
@@ -158,32 +160,45 @@ def report(federation: Federation) -> None:
     log(INFO, "report: %s", write_report(federation.folder))
 
 
-def stopped(store: RunStore) -> None:
+def finish(federation: Federation, status: Status, error: str | None = None) -> None:
+    """Record how the run ended, and tell monitoring that what it shows from now on is not of a run that goes on."""
+    federation.store.finish(status, error)
+    if federation.exporter is not None:
+        federation.exporter.update([row("run_ended", 1)])
+
+
+def stopped(federation: Federation) -> None:
     """Flower ends a simulation, whose ServerApp is a thread that no signal reaches: ``flwr stop``, most likely."""
-    if store.run()["status"] == "running":
-        store.finish("stopped")
+    if federation.store.run()["status"] == "running":
+        finish(federation, "stopped")
+    if federation.exporter is not None:
+        federation.exporter.hurry()
 
 
 def run_to_end(federation: Federation, grid: Grid) -> None:
     """Run the federation and record whether it completed, failed or was stopped."""
-    run = federation.run
+    run, exporter, patience = federation.run, federation.exporter, 0.0
     describe(federation)
+    if exporter is not None:
+        exporter.update([row("run_ended", 0)])
     if threading.current_thread() is not threading.main_thread():
-        add_exit_handler(lambda: stopped(federation.store))
+        add_exit_handler(lambda: stopped(federation))
     try:
         federate(federation, OrderedGrid(grid, run.poll_seconds, arriving=run.speed_tiers > 1))
         require_replies(federation, run.rounds)
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:  # how Flower ends a run that was told to stop
-            federation.store.finish("stopped")
+            finish(federation, "stopped")
             raise
         if federation.store.run()["status"] == "stopped":
             raise
-        federation.store.finish("failed", clean(f"{type(error).__name__}: {error}", MAX_ERROR))
+        finish(federation, "failed", clean(f"{type(error).__name__}: {error}", MAX_ERROR))
+        patience = LAST_SCRAPE if isinstance(error, Exception) else 0.0  # whoever presses Ctrl-C does not wait
         raise
     else:
-        federation.store.finish("completed")
+        finish(federation, "completed")
+        patience = LAST_SCRAPE
     finally:
         federation.auditor.close()
-        if federation.exporter is not None:
-            federation.exporter.close()
+        if exporter is not None:
+            exporter.close(patience)

@@ -16,12 +16,12 @@ import re
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from pathlib import Path
 from socket import AF_INET6, SHUT_RDWR
 from socketserver import ThreadingMixIn
-from threading import Lock, Thread
+from threading import Condition, Lock, Thread
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -37,7 +37,7 @@ from prometheus_client.registry import Collector
 
 from prunella.core.errors import ConfigError
 from prunella.core.metrics import METRICS, Metric
-from prunella.server.report.live import application
+from prunella.server.report.live import Application, Start, application
 from prunella.server.store.schema import Row, StoreError, StoreLine, check_row
 
 LOOPBACK = "127.0.0.1"
@@ -71,12 +71,14 @@ class _Values(Collector):
 
     def __init__(self, versions: Mapping[str, str]) -> None:
         self._lock = Lock()
+        self.updates = 0
         self._versions = _info_labels(versions)
         self._values: dict[str, dict[Labels, float]] = {}
         self._observed: dict[str, tuple[list[int], float]] = {}
 
     def take(self, rows: Sequence[Row]) -> None:
         with self._lock:
+            self.updates += 1
             for name in BOUNDS if any(row.metric == "round" for row in rows) else ():
                 self._values.pop(name, None)
             for row in rows:
@@ -191,6 +193,14 @@ class _Silent(WSGIRequestHandler):
         """Log nothing: scrapes are routine."""
 
 
+class _Answer(list[bytes]):
+    """The body of an answer; ``close`` is what the web server calls once it has been sent."""
+
+    def __init__(self, body: Iterable[bytes], close: Callable[[], None]) -> None:
+        super().__init__(body)
+        self.close = close
+
+
 class Exporter:
     """An HTTP server for one run, with its own registry, so that two runs in one process do not mix.
 
@@ -202,7 +212,8 @@ class Exporter:
         registry = CollectorRegistry()
         self._values = _Values(versions)
         registry.register(self._values)
-        serve = application(make_wsgi_app(registry), host, run_dir)
+        self._scraped, self._sent, self._hurry = -1, Condition(), False  # of the updates, those that were scraped
+        serve = application(self._noting(make_wsgi_app(registry)), host, run_dir)
         try:
             self._server = make_server(host, port, serve, _Server6 if ":" in host else _Server, _Silent)
         except OSError as error:
@@ -226,8 +237,32 @@ class Exporter:
         ):  # a bound that a round lacks goes with that round
             self.update(Row(line["metric"], line["value"], line["labels"]) for line in written)
 
-    def close(self) -> None:
-        """Stop serving and free the port. A second call does nothing."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def _noting(self, metrics: Application) -> Application:
+        def serve(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+            updates = self._values.updates  # before they are read: what is answered may be newer
+            return _Answer(metrics(environ, start), lambda: self._note(updates))
+
+        return serve
+
+    def _note(self, updates: int) -> None:
+        with self._sent:
+            self._scraped = max(self._scraped, updates)
+            self._sent.notify_all()
+
+    def hurry(self) -> None:
+        """Let a ``close`` wait no longer."""
+        with self._sent:
+            self._hurry = True
+            self._sent.notify_all()
+
+    def close(self, patience: float = 0.0) -> None:
+        """Stop serving and free the port. A second call does nothing. Where this was scraped before, wait ``patience``
+        seconds at most until the last update has been, too: what the last audits found is news as well."""
+        try:
+            with self._sent:
+                if self._scraped >= 0:
+                    self._sent.wait_for(lambda: self._hurry or self._scraped >= self._values.updates, patience)
+        finally:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()

@@ -2,6 +2,7 @@ import json
 import logging
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +14,10 @@ from flwr.supercore.exit.exit_handler import trigger_exit_handlers
 import prunella.client.app
 from prunella.core.config import Run, parse_run
 from prunella.core.errors import ConfigError
-from prunella.server.app import LAUNCHED, app, assemble, placed, versions
+from prunella.server.app import LAST_SCRAPE, LAUNCHED, app, assemble, placed, versions
+from prunella.server.exporter import Exporter
 from prunella.server.store.read import read_run
-from prunella.server.store.schema import StoreError
+from prunella.server.store.schema import Row, StoreError
 from prunella.server.store.write import claimed
 from tests.local_grid import LocalGrid, settings
 
@@ -135,6 +137,27 @@ def test_a_run_that_was_told_to_stop_did_not_fail(
         run_main(tmp_path)
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["status"] == status and run["error"] == error
+
+
+@pytest.mark.parametrize("how", ["completed", "failed", "Ctrl-C"])
+def test_monitoring_is_told_of_the_end_and_given_time_to_read_it_unless_somebody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    def federate(*_: object) -> None:
+        assert shown[-1] == Row("run_ended", 0.0)
+        if how != "completed":
+            raise {"failed": RuntimeError("no"), "Ctrl-C": KeyboardInterrupt()}[how]
+
+    shown: list[Row] = []
+    closed: list[tuple[float, str]] = []
+    status = lambda: json.loads((tmp_path / "run" / "run.json").read_text())["status"]  # noqa: E731
+    monkeypatch.setattr("prunella.server.app.federate", federate)
+    monkeypatch.setattr(Exporter, "update", lambda _, rows: shown.extend(rows))
+    monkeypatch.setattr(Exporter, "close", lambda _, patience: closed.append((patience, status())))
+    with nullcontext() if how == "completed" else pytest.raises((RuntimeError, KeyboardInterrupt)):
+        run_main(tmp_path, metrics_address="127.0.0.1:0")
+    assert shown[-1] == Row("run_ended", 1.0)
+    assert closed == [(0.0 if how == "Ctrl-C" else LAST_SCRAPE, "completed" if how == "completed" else "failed")]
 
 
 def test_a_second_server_of_the_same_run_is_refused_and_changes_nothing(

@@ -1,5 +1,7 @@
 import math
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -194,6 +196,58 @@ def test_close_frees_the_port_and_may_be_called_again() -> None:
     made.close()
     with socket.socket() as probe:
         assert probe.connect_ex((host, port)) != 0
+
+
+def test_close_waits_for_a_scrape_of_the_last_update_where_there_was_one_before() -> None:
+    made = Exporter("127.0.0.1:0", {})
+    assert ("prunella_round", ()) not in samples(made)
+    made.update([row("round", 7)])
+    closing = threading.Thread(target=made.close, args=(20.0,))
+    closing.start()
+    time.sleep(0.3)
+    assert closing.is_alive() and samples(made)["prunella_round", ()] == 7.0
+    closing.join(5)
+    assert not closing.is_alive(), "it was scraped"
+
+
+@pytest.mark.parametrize("scrapes", [0, 1, 2])
+def test_close_does_not_wait_for_nobody_nor_for_what_was_read(scrapes: int) -> None:
+    made, begin = Exporter("127.0.0.1:0", {}), time.monotonic()
+    for _ in range(scrapes - 1):
+        samples(made)
+    made.update([row("round", 7)])
+    for _ in range(min(scrapes, 1)):
+        samples(made)
+    made.close(20.0)
+    made.close(20.0)
+    assert time.monotonic() - begin < 5
+
+
+def test_close_waits_no_longer_than_it_may_nor_once_it_is_told_to_hurry() -> None:
+    for hurry, patience in ((False, 0.3), (True, 20.0)):
+        made = Exporter("127.0.0.1:0", {})
+        made.update([row("round", 6)])
+        samples(made)
+        made.update([row("round", 7)])
+        begin = time.monotonic()
+        if hurry:
+            threading.Timer(0.3, made.hurry).start()
+        made.close(patience)
+        assert 0.25 < time.monotonic() - begin < 5
+
+
+def test_ctrl_c_ends_a_close_that_waits_and_frees_the_port() -> None:
+    made = Exporter("127.0.0.1:0", {})
+    made.update([row("round", 6)])
+    samples(made)
+    made.update([row("round", 7)])
+    begin = time.monotonic()
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        made.close(20.0)
+    assert time.monotonic() - begin < 5
+    with socket.socket() as probe:
+        assert probe.connect_ex(parse_address(made.address)) != 0
 
 
 def test_a_taken_port_says_which_setting_to_change(exporter: Exporter) -> None:
