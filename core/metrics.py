@@ -71,6 +71,14 @@ _ALL = (
         ("attack", "defense", "view"),
         "up",
     ),
+    Metric(
+        "verdict_tone",
+        "gauge",
+        "The report's verdict: 0 not audited, 1 not judged or proves nothing, 2 clear, 3 traces, 4 leak.",
+        "",
+        (),
+        "up",
+    ),
     Metric("attack_objective", "gauge", "Final objective of the last attack.", "", ("attack", "defense", "view")),
     Metric("attack_control_ok", "gauge", "1 when every undefended positive control so far was rebuilt, else 0."),
     Metric(

@@ -20,6 +20,7 @@ from prunella.privacy import SECTIONS as PRIVACY_SECTIONS
 from prunella.privacy.chain import build_chain, check_model
 from prunella.server.audit.canary import load_pool
 from prunella.server.audit.queue import Auditor
+from prunella.server.audited import tell_verdict
 from prunella.server.exporter import Exporter
 from prunella.server.grid import OrderedGrid
 from prunella.server.preflight import require_test
@@ -161,8 +162,10 @@ def report(federation: Federation) -> None:
 
 
 def finish(federation: Federation, status: Status, error: str | None = None) -> None:
-    """Record how the run ended, and tell monitoring that what it shows from now on is not of a run that goes on."""
+    """Record how the run ended, and tell monitoring that what it shows from now on is not of a run that goes on. Only
+    of one that is complete a verdict may be clear."""
     federation.store.finish(status, error)
+    tell_verdict(federation)
     if federation.exporter is not None:
         federation.exporter.update([row("run_ended", 1)])
 

@@ -22,7 +22,7 @@ from prunella.server import checkpoint as checkpoints
 from prunella.server.audit.membership import ask_membership
 from prunella.server.audit.queue import Auditor
 from prunella.server.audit.view import any_left, never_audited
-from prunella.server.audited import drain, take_audits
+from prunella.server.audited import drain, show_again, take_audits, tell_verdict
 from prunella.server.best import best_score, keep_best
 from prunella.server.budget import past_budget, too_few
 from prunella.server.checkpoint import Checkpoint
@@ -123,9 +123,7 @@ def begin(federation: Federation) -> tuple[int, Tree]:
     outcomes = Counter(audit["outcome"] for audit in federation.store.audits())
     federation.counters |= dict.fromkeys(audits_counted(federation.counters), 0.0)  # some were taken back
     federation.counters |= {f"audits_total|{outcome}": float(count) for outcome, count in outcomes.items()}
-    if federation.exporter is not None:  # monitoring must not forget a leak because the server was started again
-        federation.exporter.restore(federation.store.metrics())
-        federation.exporter.update(counter_rows(federation.counters))
+    show_again(federation)
     told = {line["round"] for line in federation.store.metrics() if line["metric"] == "accuracy_ratio"}
     if federation.run.evaluation == "server" and saved.round not in told:
         federation.evaluator.start(saved.round, saved.tree)  # the server was killed while it went on
@@ -274,6 +272,7 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     denying = sum(member.consent == "deny" for member in strategy.roster.members.values())
     rows += [row("clients_denying_audits", denying), row("clients_refusing", len(strategy.roster.refusing(grid)))]
     federation.emit(round, rows + counter_rows(federation.counters) + ledger_rows(federation.ledgers))
+    tell_verdict(federation)
     log(INFO, "round %d/%d: accuracy %s, density %.3f, %.1f s", round, federation.run.rounds,
         f"{result.accuracy:.3f}" if result else "not known", kept, seconds)  # fmt: skip
     federation.empty_rounds = 0 if federation.strategy.stats.replies else federation.empty_rounds + 1

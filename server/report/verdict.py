@@ -37,6 +37,13 @@ from prunella.server.report.units import capital, plural
 from prunella.server.store.schema import StoreLine
 
 Tone = Literal["leak", "traces", "clear", "unproven", "silent"]
+TONES: tuple[Tone, ...] = (
+    "silent",
+    "unproven",
+    "clear",
+    "traces",
+    "leak",
+)  # by how much they ask for: a metric's values
 Answer = tuple[Tone, str, str]
 NEXT: dict[Tone, str] = {
     "leak": "Do not run this setting on data that must stay with its owners. Train behind a defense with an ε, or with "

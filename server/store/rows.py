@@ -1,18 +1,15 @@
-"""What a round, a privacy ledger or an audit says, as rows of numbers for the run store and Prometheus."""
+"""What a round, a privacy ledger or an audit's scores say, as rows of numbers for the run store and Prometheus."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from prunella.attacks.score.level import ORDER, WORST, Level
 from prunella.core.metrics import METRICS
 from prunella.privacy.ledger.spending import UNHEARD, spent, unknown
 from prunella.server.store.schema import Row, row
 from prunella.strategies.round.stats import RoundStats
 from prunella.tasks.training import Evaluation
 
-Audit = Mapping[str, Any]
-Judge = Callable[[Audit, Sequence[Audit]], Level]  # ``server.report.evidence.judged``, of a floor above
 _SCORES = {
     "leakage_nmi_ratio": "nmi",
     "leakage_psnr_decibels": "psnr",
@@ -104,8 +101,14 @@ def audits_counted(counters: Mapping[str, float]) -> dict[str, float]:
     return {name: count for name, count in counters.items() if name.startswith("audits_total|")}
 
 
-def _leakage(outcome: Mapping[str, Any], labels: dict[str, str]) -> Iterable[Row]:
-    scores = outcome["scores"]
+def leakage_rows(audit: Mapping[str, Any], labels: Mapping[str, str]) -> list[Row]:
+    """The objective and the scores of one audit. What it did not tell has no row, and nothing that could be read as low
+    leakage."""
+    rows = [] if audit["objective"] is None else [row("attack_objective", audit["objective"], **labels)]
+    return rows + ([] if audit["scores"] is None else list(_scores(audit["scores"], labels)))
+
+
+def _scores(scores: Mapping[str, Any], labels: Mapping[str, str]) -> Iterable[Row]:
     for metric, key in _SCORES.items():
         for stat in ("mean", "worst", "random", "other", "blind"):
             if scores.get(key, {}).get(stat) is not None:
@@ -113,34 +116,3 @@ def _leakage(outcome: Mapping[str, Any], labels: dict[str, str]) -> Iterable[Row
     yield row("leakage_iip_ratio", scores["iip"], **labels, stat="mean")
     if scores.get("label_accuracy") is not None:
         yield row("leakage_label_accuracy_ratio", scores["label_accuracy"], **labels, stat="mean")
-
-
-def _labels(outcome: Mapping[str, Any]) -> dict[str, str]:
-    view = "client" if outcome["kind"] == "client" else "canary"
-    return {"attack": outcome["attack"], "defense": outcome["defense"], "view": view}
-
-
-def audit_rows(judged: Judge, outcome: Audit, before: Iterable[Audit] = ()) -> list[Row]:
-    """The metrics of one audit, ``judged`` by those ``before`` it, its control among them. A failed audit has a time,
-    and nothing that could be read as low leakage. Of the audits before it with the same labels, one that leaks more
-    stays what is shown: its scores in its own round, its level and a failed control for the whole run, as the report
-    judges it."""
-    labels, known = _labels(outcome), [*before, outcome]
-    same = [a for a in known[:-1] if (a["kind"], _labels(a)) == (outcome["kind"], labels)]
-    worse = [judged(a, known) for a in same if a["outcome"] == "scored"]
-    beside = [judged(a, known) for a in same if a["outcome"] == "scored" and a["round"] == outcome["round"]]
-    rows = [row("audit_seconds", outcome["seconds"])]
-    if outcome["ok"] is not None and outcome["kind"] == "control":
-        rows.append(row("attack_control_ok", float(all(a["ok"] for a in (outcome, *same) if a["ok"] is not None))))
-    if outcome["kind"] == "membership" or outcome["kind"].startswith("single"):  # these are the report's
-        return rows
-    if any(WORST.index(each) > WORST.index(judged(outcome, known)) for each in beside):
-        return rows
-    if outcome["objective"] is not None:
-        rows.append(row("attack_objective", outcome["objective"], **labels))
-    if outcome["outcome"] == "scored":
-        worst = max([judged(outcome, known), *worse], key=WORST.index)
-        rows.append(row("leakage_level", ORDER.index(worst), **labels))
-    if outcome["scores"] is not None:
-        rows += _leakage(outcome, labels)
-    return rows

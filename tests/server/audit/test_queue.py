@@ -509,7 +509,7 @@ def test_a_run_emits_every_metric_there_is(tmp_path: Path) -> None:
         ],  # has nats, no epsilon
     ]
     emitted = {line["metric"] for run in runs for line in run.store.metrics()}
-    by_exporter = {metric.name for metric in METRICS.values() if metric.kind == "info"} | {"run_ended"}
+    by_exporter = {metric.name for metric in METRICS.values() if metric.kind == "info"} | {"run_ended", "verdict_tone"}
     assert emitted | by_exporter == METRICS.keys()
 
 
