@@ -34,13 +34,16 @@ _LEAK = ("attack", "defense", "view", "stat")
 _ALL = (
     Metric("round", "gauge", "Last finished round."),
     Metric("rounds", "gauge", "Rounds planned for this run."),
+    Metric("rounds_void_total", "counter", "Rounds that did not count: too few replies, or a sum that was not opened."),
     Metric("run_ended", "gauge", "0 while the run goes on, 1 once it completed, failed or was stopped."),
     Metric("accuracy_ratio", "gauge", "Share of evaluation examples labelled right by the global model.", "ratio"),
     Metric("accuracy_error_ratio", "gauge", "Half of its 95 % interval, on a sample; 0: on all examples.", "ratio"),
     Metric("loss", "gauge", "Mean cross-entropy of the global model on the evaluation examples.", "nats"),
     Metric("model_diverged", "gauge", "1 when the loss is not finite or above twice that of guessing, else 0."),
     Metric("mask_density_ratio", "gauge", "Share of the prunable weights the global mask keeps.", "ratio"),
-    Metric("defense_rate_ratio", "gauge", "Share of kept coordinates that clients withheld, mean.", "ratio"),
+    Metric(
+        "defense_rate_ratio", "gauge", "Share of kept coordinates that clients withheld, mean of those seen.", "ratio"
+    ),
     Metric(
         "wire_bytes_total", "counter", "Bytes of coded models and updates, headers included.", "bytes", ("direction",)
     ),
@@ -49,7 +52,7 @@ _ALL = (
     ),
     Metric("round_seconds", "histogram", "Wall time of a round.", "seconds"),
     Metric("round_stage_seconds", "gauge", "Wall time of a part of the last round.", "seconds", ("stage",)),
-    Metric("train_seconds", "gauge", "Time clients report for local training, mean over the round.", "seconds"),
+    Metric("train_seconds", "gauge", "Time of local training, mean of the round's clients that tell it.", "seconds"),
     Metric("aggregate_seconds", "gauge", "Time spent decoding and adding replies in the last round.", "seconds"),
     Metric("client_failures_total", "counter", "Replies left out, by reason.", "", ("reason",)),
     Metric("clients_available", "gauge", "Clients that are connected and within their budget."),

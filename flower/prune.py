@@ -360,7 +360,7 @@ class Prune(Layer):
         defenses = applied(content)
         shared = base if set(defenses) <= {"none"} else {}
         sparse = SparseTree(shared, {})
-        return Contribution(node, base, sparse, base, weight, 0.0, 0, importance, applied=defenses)
+        return Contribution(node, base, sparse, base, weight, None, 0, importance, applied=defenses)
 
     def _require_fit(self, node: int, plain: RecordDict) -> None:
         """Raise ``WireError`` for an answer that the strategy could not average with the others."""

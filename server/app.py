@@ -183,7 +183,7 @@ def run_to_end(federation: Federation, grid: Grid) -> None:
     run, exporter, patience = federation.run, federation.exporter, 0.0
     describe(federation)
     if exporter is not None:
-        exporter.update([row("run_ended", 0)])
+        exporter.update([row("rounds_void_total", 0), row("run_ended", 0)])
     if threading.current_thread() is not threading.main_thread():
         add_exit_handler(lambda: stopped(federation))
     try:

@@ -182,6 +182,7 @@ def _count(federation: Federation) -> None:
         "wire_bytes_total|up": stats.up,
         "wire_dense_bytes_total|down": stats.dense * stats.sent,
         "wire_dense_bytes_total|up": stats.dense * stats.replies,
+        "rounds_void_total": stats.void,
         **{f"client_failures_total|{reason}": count for reason, count in stats.failures.items()},
     }
     for name, amount in amounts.items():

@@ -30,9 +30,10 @@ def round_rows(round: int, rounds: int, stats: RoundStats, density: float, secon
         row("round_seconds", seconds),
         row("aggregate_seconds", stats.aggregate_seconds),
     ]
-    if stats.replies:
-        rows.append(row("train_seconds", stats.train_seconds / stats.replies))
-        rows.append(row("defense_rate_ratio", stats.withheld / stats.replies))
+    if stats.timed:
+        rows.append(row("train_seconds", stats.train_seconds / stats.timed))
+    if stats.seen:
+        rows.append(row("defense_rate_ratio", stats.withheld / stats.seen))
     return rows
 
 
@@ -66,7 +67,7 @@ def stage_rows(begin: float, ends: Mapping[str, float]) -> list[Row]:
 
 
 def counter_rows(counters: Mapping[str, float]) -> list[Row]:
-    """Cumulative counters, kept under ``metric|label``.
+    """Cumulative counters, kept under ``metric|label``, or ``metric`` where that has no label.
 
     >>> counter_rows({"wire_bytes_total|up": 7.0})
     [Row(metric='wire_bytes_total', value=7.0, labels={'direction': 'up'})]
@@ -74,7 +75,7 @@ def counter_rows(counters: Mapping[str, float]) -> list[Row]:
     rows = []
     for key, value in sorted(counters.items()):
         name, _, label = key.partition("|")
-        rows.append(Row(name, value, {METRICS[name].labels[0]: label}))
+        rows.append(Row(name, value, dict.fromkeys(METRICS[name].labels, label)))
     return rows
 
 

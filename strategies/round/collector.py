@@ -74,9 +74,12 @@ class Collector:
         self._downlink.record_mask(contribution.node, expected.mark if base is expected.mask else fingerprint(base))
         stats.replies += 1
         stats.up += contribution.bytes
-        stats.train_seconds += min(contribution.seconds, self._run.round_seconds)  # what the client says it took
-        kept = expected.kept if base is expected.mask else count(base)
-        stats.withheld += 1 - size(contribution.sparse.values) / kept if kept else 0.0
+        if contribution.seconds is not None:  # what the client says it took
+            stats.train_seconds += min(contribution.seconds, self._run.round_seconds)
+            stats.timed += 1
+        if kept := expected.kept if base is expected.mask else count(base):
+            stats.withheld += 1 - size(contribution.sparse.values) / kept
+            stats.seen += 1
         stats.ledgers.append(contribution.ledger)
 
     @property

@@ -113,7 +113,7 @@ class Contribution:
     sparse: SparseTree
     participation: Mask
     weight: int
-    seconds: float
+    seconds: float | None
     bytes: int
     importance: Tree | None = None
     buffers: Tree = field(default_factory=dict)
@@ -215,9 +215,11 @@ def read_ledger(content: RecordDict) -> dict[str, float | int | str]:
     return line
 
 
-def _numbers(content: RecordDict) -> tuple[int, float]:
+def _numbers(content: RecordDict) -> tuple[int, float | None]:
+    """The example count, and how long training took where the client tells it: under an ε it does not."""
     metrics = content.metric_records.get("metrics", MetricRecord())
-    seconds = _figure(metrics.get("train-seconds", 0.0), MAX_SECONDS, "train-seconds is not a time")
+    told = "train-seconds" in metrics
+    seconds = _figure(metrics["train-seconds"], MAX_SECONDS, "train-seconds is not a time") if told else None
     return read_count(metrics), seconds
 
 

@@ -7,9 +7,10 @@ from flwr.app import Message
 
 @dataclass
 class RoundStats:
-    """Clients that were there, chosen and asked; bytes in each direction; failures by reason; seconds; what clients
-    withheld, as the sum of their shares; their ledger lines; and whom the scheme asked before the first round, with the
-    answer, if one came.
+    """Clients that were there, chosen and asked; bytes in each direction; failures by reason; seconds, of training by
+    the ``timed`` clients that told theirs; what clients withheld, as the sum of the shares of those whose updates were
+    ``seen``, which those in a sum are not; their ledger lines; whether the round is ``void``: it did not count; and
+    whom the scheme asked before the first round, with the answer, if one came.
 
     >>> stats = RoundStats()
     >>> stats.fail("timeout")
@@ -27,8 +28,11 @@ class RoundStats:
     failures: dict[str, int] = field(default_factory=dict)
     said: str = ""  # by the last reply that was left out, or of it
     train_seconds: float = 0.0
+    timed: int = 0
     aggregate_seconds: float = 0.0
     withheld: float = 0.0
+    seen: int = 0
+    void: bool = False
     ledgers: list[dict[str, float | int | str]] = field(default_factory=list)
     first: list[tuple[int, Message]] = field(default_factory=list)
 

@@ -149,6 +149,7 @@ class MaskedMean(FedAvg):
     def _merged(self, server_round: int, collector: Collector | SumCollector) -> tuple[ArrayRecord, MetricRecord]:
         mask = self.downlink.expected().mask
         params, buffers = collector.merged()
+        self.stats.void = not collector.counts
         if collector.counts:
             params = self.revise_params(server_round, params)
         revised = self.revise_mask(server_round, params, mask)  # which also forgets what the round collected

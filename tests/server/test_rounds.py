@@ -268,6 +268,27 @@ def test_two_enormous_ledger_lines_and_a_time_do_not_end_the_run_nor_its_figures
     assert series(federation, "train_seconds") == [600.0, 600.0], "no longer than the round may take"
 
 
+def test_seconds_that_clients_do_not_tell_are_no_seconds(tmp_path: Path) -> None:
+    assert series(go(tmp_path, defenses="dp-sgd", local_steps=1, rounds=1), "train_seconds") == []
+
+    def silent(message: Message) -> Message:
+        if message.has_content() and "update" in message.content and message.metadata.src_node_id == 100:
+            del message.content["metrics"]["train-seconds"]
+        elif message.has_content() and "update" in message.content:
+            message.content["metrics"]["train-seconds"] = 3.0
+        return message
+
+    some = go(tmp_path / "some", tamper=silent, strategy="random", defenses="none", rounds=1)
+    assert series(some, "train_seconds") == [3.0], "of those that told"
+
+
+def test_rounds_that_do_not_count_are_counted(tmp_path: Path) -> None:
+    run = {"strategy": "random", "defenses": "none", "rounds": 2}
+    few = go(tmp_path, tamper=poison_first_client, min_clients=3, **run)
+    assert series(few, "rounds_void_total") == [1.0, 2.0]
+    assert series(go(tmp_path / "well", min_clients=3, **run), "rounds_void_total") == [0.0, 0.0]
+
+
 def test_a_liar_decides_no_evaluation_under_a_robust_rule(tmp_path: Path) -> None:
     def boast(message: Message) -> Message:
         if message.metadata.src_node_id == 100 and message.has_content() and list(message.content) == ["metrics"]:

@@ -14,12 +14,12 @@ def values(rows) -> dict[tuple, float]:
 
 
 def test_every_row_is_in_the_table_and_unknown_things_have_none() -> None:
-    stats = RoundStats(selected=4, replies=2, train_seconds=3.0, withheld=0.5)
+    stats = RoundStats(selected=4, replies=5, train_seconds=3.0, timed=2, withheld=0.5, seen=2)
     rows = values(round_rows(1, 10, stats, 0.7, 1.0) + evaluation_rows(Evaluation(0.5, 0.9, 10)))
     assert rows[("accuracy_ratio",)] == 0.9 and rows[("train_seconds",)] == 1.5
     assert rows[("defense_rate_ratio",)] == 0.25
     assert {key[0] for key in rows} <= METRICS.keys()
-    empty = values(round_rows(1, 10, RoundStats(), 0.7, 1.0))
+    empty = values(round_rows(1, 10, RoundStats(replies=3), 0.7, 1.0))
     assert not {("accuracy_ratio",), ("loss",), ("train_seconds",), ("defense_rate_ratio",)} & empty.keys()
 
 
@@ -28,9 +28,15 @@ def test_a_diverged_model_has_an_accuracy_and_no_loss() -> None:
     assert ("accuracy_ratio",) in rows and ("loss",) not in rows
 
 
-def test_counters_carry_their_one_label() -> None:
-    rows = values(counter_rows({"client_failures_total|nan": 2.0, "wire_bytes_total|up": 9.0}))
-    assert rows == {("client_failures_total", ("reason", "nan")): 2.0, ("wire_bytes_total", ("direction", "up")): 9.0}
+def test_counters_carry_their_label_where_they_have_one() -> None:
+    rows = values(
+        counter_rows({"client_failures_total|nan": 2.0, "rounds_void_total": 1.0, "wire_bytes_total|up": 9.0})
+    )
+    assert rows == {
+        ("client_failures_total", ("reason", "nan")): 2.0,
+        ("rounds_void_total",): 1.0,
+        ("wire_bytes_total", ("direction", "up")): 9.0,
+    }
 
 
 def test_a_bound_that_one_client_lacks_exists_for_nobody() -> None:
