@@ -15,6 +15,7 @@ STATES = [
     ("federation", "Does the model diverge?", "federation:prunella_model:diverged"),
     ("privacy", "Did an attack show more than ε?", "federation:prunella_privacy_epsilon_exceeded:last1h"),
 ]
+RULE_TESTS = sorted(f"tests/{path.name}" for path in (FILES / "tests").glob("*.yml"))
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason=NEEDS)
 
 
@@ -35,7 +36,7 @@ def rules() -> dict[str, str]:
     [
         ("check", "config", "prometheus.yml"),
         ("check", "rules", "rules/alerts.yml", "rules/recording.yml"),
-        ("test", "rules", "tests/rules_test.yml"),
+        ("test", "rules", *RULE_TESTS),
     ],
     ids=" ".join,
 )
@@ -49,7 +50,11 @@ def test_promtool_is_content(arguments: tuple[str, ...]) -> None:
     ("true", "wrong"),
     [
         (">= bool 3", ">= bool 2"),
-        ("}) / 8", "}) / 9"),
+        ("[1h])) / 8", "[1h])) / 9"),
+        ('prunella_leakage_level{view="client"}[1h]', 'prunella_leakage_level{view="client"}[5s]'),
+        ("prunella_attack_control_ok[1h]", "prunella_attack_control_ok[5s]"),
+        ("prunella_audits_without_control[1h]", "prunella_audits_without_control[5s]"),
+        ('{stat="worst"}[1h]', '{stat="worst"}[5s]'),
         ('view="canary", defense!="none"', 'view="canary"'),
         ("unless prunella_client_failures_total offset 15m", "unless prunella_client_failures_total"),
         ("(prunella_round < bool prunella_rounds)", "1"),
@@ -59,7 +64,7 @@ def test_promtool_is_content(arguments: tuple[str, ...]) -> None:
         ("(prunella_privacy_epsilon_measured) / 8", "(prunella_privacy_epsilon_measured)"),
         ("(prunella_model_diverged)", "(prunella_model_diverged) * 0"),
         ("(prunella_clients_refusing)", "(prunella_clients_selected)"),
-        ("(prunella_audits_without_control)", "(1 - prunella_attack_control_ok)"),
+        ("(last_over_time(prunella_audits_without_control[1h]))", "(1 - prunella_attack_control_ok)"),
     ],
 )
 def test_the_rule_tests_notice_a_wrong_rule(tmp_path: Path, true: str, wrong: str) -> None:
@@ -67,7 +72,7 @@ def test_the_rule_tests_notice_a_wrong_rule(tmp_path: Path, true: str, wrong: st
     path = tmp_path / "files" / "rules" / "recording.yml"
     assert true in path.read_text()
     path.write_text(path.read_text().replace(true, wrong))
-    assert promtool("test", "rules", "tests/rules_test.yml", cwd=tmp_path / "files").returncode != 0
+    assert promtool("test", "rules", *RULE_TESTS, cwd=tmp_path / "files").returncode != 0
 
 
 def test_rules_dashboards_and_report_draw_the_same_lines() -> None:
@@ -90,5 +95,5 @@ def test_rules_dashboards_and_report_draw_the_same_lines() -> None:
 
 
 def test_every_alert_has_a_test_of_its_own() -> None:
-    text = (FILES / "tests" / "rules_test.yml").read_text()
+    text = "".join((FILES / name).read_text() for name in RULE_TESTS)
     assert not [name for name in rules() if name.startswith("Prunella") and name not in text]
