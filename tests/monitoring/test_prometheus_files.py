@@ -66,6 +66,13 @@ def test_promtool_is_content(arguments: tuple[str, ...]) -> None:
         ("(last_over_time(prunella_run_ended[1h])) < bool 1", "(prunella_run_ended) < bool 1"),
         ("min by (federation) (prunella_run_ended)", "min by (federation) (last_over_time(prunella_run_ended[1h]))"),
         ("sum by (federation, instance) (", "sum by (federation) ("),
+        ("and on (federation, instance) prunella_privacy_epsilon_unknown", ""),
+        ("last_over_time(prunella_privacy_epsilon_unknown[1h])", "prunella_privacy_epsilon_unknown"),
+        ("last_over_time(federation:prunella_privacy_epsilon:lost[1h])", "federation:prunella_privacy_epsilon:lost"),
+        ("last_over_time(prunella_verdict_tone[1h]) > 2", "last_over_time(prunella_verdict_tone[1h])"),
+        ("(federation:prunella_run:ended == bool 1)", "(federation:prunella_run:ended >= bool 0)"),
+        ("increase(prunella_rounds_void_total[15m])", "prunella_rounds_void_total"),
+        ("max_over_time(prunella_clients_available[1h]) > 0", "prunella_clients_available > 0"),
         ('{reason="client-error"}', ""),
         ("(last_over_time(prunella_privacy_epsilon_exceeded[1h]))", "(prunella_privacy_epsilon_exceeded)"),
         ("(prunella_privacy_epsilon_measured) / 8", "(prunella_privacy_epsilon_measured)"),
@@ -99,6 +106,11 @@ def test_rules_dashboards_and_report_draw_the_same_lines() -> None:
     assert known["PrunellaSiteRefusesRun"].endswith(" > 0")
     assert limits("privacy", "How good are the reconstructions?") == [LEGIBLE["psnr"]]
     assert limits("privacy", "Do clients' images keep their structure?") == [LEGIBLE["ssim"]]
+
+
+def test_every_alert_is_explained_to_those_who_read_it() -> None:
+    text = (FILES.parents[1] / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    assert not [name for name in rules() if name.startswith("Prunella") and f"| {name}" not in text.replace(", P", "| P")]
 
 
 def test_every_alert_has_a_test_of_its_own() -> None:
