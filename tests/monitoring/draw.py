@@ -2,8 +2,8 @@
 
     python -m tests.monitoring.draw http://127.0.0.1:9090 LABEL dashboards.html --minutes 15
 
-``LABEL`` is the federation's label in targets.yml. Every panel asks its own queries over the range, as Grafana does,
-and is drawn at its place with its title, unit, legend, limits, dashes and words for values. It is not Grafana: what is
+``LABEL`` is the federation's label in targets.yml. Every panel asks its own queries, as Grafana does: over the
+range, or at its end where they are instant. It is drawn at its place with its title, unit, legend, limits, dashes and words for values. It is not Grafana: what is
 looked at here is what the JSON says, and not how Grafana shows it. What it cannot draw is an error.
 """
 
@@ -91,7 +91,8 @@ def lines_of(panel: dict[str, Any], address: str, federation: str, over: Range) 
     """The answers to all queries of a panel."""
     found = []
     for target in panel["targets"]:
-        for labels, points in ask(address, target["expr"].replace("$federation", federation), over):
+        asked = Range(over.end, over.end) if target["instant"] else over
+        for labels, points in ask(address, target["expr"].replace("$federation", federation), asked):
             name = legend(target["legendFormat"], labels)
             found.append(Series(name, points, settings_of(panel, name)))
     return found

@@ -27,7 +27,20 @@ def test_a_state_is_shown_in_its_words_and_colour(monkeypatch: pytest.MonkeyPatc
     for value, word, color in ((0.0, "no", "green"), (1.0, "DIVERGED", "red")):
         page = drawn(monkeypatch, which, {"diverged": [({}, [(0, 0.0), (600, value)])]})
         assert f"<b>{word}</b>" in page and f"background:{draw.NAMED[color]}" in page
-    assert "loss not known" in drawn(monkeypatch, which, {})
+    assert "nothing known: no loss" in drawn(monkeypatch, which, {})
+
+
+def test_a_state_is_asked_at_the_end_of_the_range_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[draw.Range] = []
+
+    def ask(address: str, query: str, over: draw.Range) -> Answer:
+        asked.append(over)
+        return []
+
+    monkeypatch.setattr(draw, "ask", ask)
+    draw.draw_panel(panel("federation", "Does the model diverge?"), "", "local", OVER)
+    draw.draw_panel(panel("federation", "Are clients falling out?"), "", "local", OVER)
+    assert asked == [draw.Range(600.0, 600.0), OVER]
 
 
 def test_one_series_of_a_panel_has_its_own_limit(monkeypatch: pytest.MonkeyPatch) -> None:
