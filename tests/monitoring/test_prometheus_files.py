@@ -86,7 +86,7 @@ def test_the_rule_tests_notice_a_wrong_rule(tmp_path: Path, true: str, wrong: st
     path = tmp_path / "files" / "rules" / "recording.yml"
     assert true in path.read_text()
     path.write_text(path.read_text().replace(true, wrong))
-    assert promtool("test", "rules", *RULE_TESTS, cwd=tmp_path / "files").returncode != 0
+    assert any(promtool("test", "rules", name, cwd=tmp_path / "files").returncode for name in RULE_TESTS)
 
 
 def test_rules_dashboards_and_report_draw_the_same_lines() -> None:
@@ -110,7 +110,9 @@ def test_rules_dashboards_and_report_draw_the_same_lines() -> None:
 
 def test_every_alert_is_explained_to_those_who_read_it() -> None:
     text = (FILES.parents[1] / "docs" / "monitoring.md").read_text(encoding="utf-8")
-    assert not [name for name in rules() if name.startswith("Prunella") and f"| {name}" not in text.replace(", P", "| P")]
+    assert not [
+        name for name in rules() if name.startswith("Prunella") and f"| {name}" not in text.replace(", P", "| P")
+    ]
 
 
 def test_every_alert_has_a_test_of_its_own() -> None:

@@ -9,6 +9,7 @@ under DP-SGD for its epsilon, the one that is promised and the one that a consen
 import re
 import shutil
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -154,6 +155,18 @@ def test_no_panel_or_rule_asks_for_a_metric_that_is_not_in_the_table() -> None:
             assert name in recorded, name
         for name in re.findall(r"(?<![:\w])prunella_\w+", expression):
             assert name in known, name
+
+
+def test_an_epsilon_that_is_lost_leaves_the_count_by_which_the_rule_knows_it() -> None:
+    page = Exporter("127.0.0.1:0", {})
+    try:
+        page.update([row("round", 1), row("privacy_epsilon_unknown", 0), row("privacy_epsilon", 2.0, stat="worst")])
+        page.update([row("round", 2)])  # as `ledger_rows` tells a client without a bound: not at all
+        with urllib.request.urlopen(f"http://{page.address}/metrics", timeout=10) as reply:
+            shown = reply.read().decode()
+    finally:
+        page.close()
+    assert "prunella_privacy_epsilon_unknown 0.0" in shown and "prunella_privacy_epsilon{" not in shown
 
 
 def test_prometheus_evaluates_every_rule_without_an_error(watched: Watched) -> None:
