@@ -2,9 +2,9 @@
 
     python -m tests.monitoring.draw http://127.0.0.1:9090 LABEL dashboards.html --minutes 15
 
-``LABEL`` is the federation's label in targets.yml. Every panel asks its own queries, as Grafana does: over the range, or
-at its end where they are instant. It is drawn at its place with its title, unit, legend, limits, dashes and words for
-values. It is not Grafana: what is looked at here is what the JSON says, and not how Grafana shows it. What it cannot
+``LABEL`` is the federation's label in targets.yml. Every panel asks its own queries, as Grafana does: over the range,
+or at its end where they are instant. It is drawn at its place with its title, unit, legend, limits, dashes and words
+for values. It is not Grafana: what is looked at here is what the JSON says, and not how Grafana shows it. What it cannot
 draw is an error.
 """
 

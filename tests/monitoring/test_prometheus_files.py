@@ -71,6 +71,7 @@ def test_promtool_is_content(arguments: tuple[str, ...]) -> None:
         ("last_over_time(federation:prunella_privacy_epsilon:lost[1h])", "federation:prunella_privacy_epsilon:lost"),
         ("last_over_time(prunella_verdict_tone[1h]) > 2", "last_over_time(prunella_verdict_tone[1h])"),
         ("(federation:prunella_run:ended == bool 1)", "(federation:prunella_run:ended >= bool 0)"),
+        ('last_over_time(prunella_audits_total{outcome="failed"}[1h])', 'prunella_audits_total{outcome="failed"}'),
         ("increase(prunella_rounds_void_total[15m])", "prunella_rounds_void_total"),
         ("max_over_time(prunella_clients_available[1h]) > 0", "prunella_clients_available > 0"),
         ('{reason="client-error"}', ""),
