@@ -4,8 +4,8 @@
 
 ``LABEL`` is the federation's label in targets.yml. Every panel asks its own queries, as Grafana does: over the range,
 or at its end where they are instant. It is drawn at its place with its title, unit, legend, limits, dashes and words
-for values. It is not Grafana: what is looked at here is what the JSON says, and not how Grafana shows it. What it cannot
-draw is an error.
+for values. It is not Grafana: what is looked at here is what the JSON says, and not how Grafana shows it. What it
+cannot draw is an error.
 """
 
 import argparse
