@@ -42,6 +42,13 @@ def test_a_client_that_adds_nonsense_spoils_the_round_and_it_is_noticed(tmp_path
 
     federation, _ = go(tmp_path, tamper=nonsense)
     assert federation.strategy.stats.replies == 0 and federation.counters["client_failures_total|size"] == 1
+    assert federation.counters["rounds_void_total"] == 1
+
+
+def test_of_a_sum_nobody_saw_what_was_withheld_nor_how_long_training_took(tmp_path: Path) -> None:
+    federation, _ = go(tmp_path)
+    assert federation.strategy.stats.replies == 4 and federation.counters["rounds_void_total"] == 0
+    assert not {"train_seconds", "defense_rate_ratio"} & {line["metric"] for line in federation.store.metrics()}
 
 
 def test_a_mean_moves_weights_in_their_type_and_counts_to_whole_numbers() -> None:
