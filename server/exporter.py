@@ -212,7 +212,8 @@ class Exporter:
         registry = CollectorRegistry()
         self._values = _Values(versions)
         registry.register(self._values)
-        self._scraped, self._sent, self._hurry = -1, Condition(), False  # of the updates, those that were scraped
+        self._sent, self._asked, self._hurry = Condition(), False, False
+        self._scraped = 0  # of the updates, those that were scraped
         serve = application(self._noting(make_wsgi_app(registry)), host, run_dir)
         try:
             self._server = make_server(host, port, serve, _Server6 if ":" in host else _Server, _Silent)
@@ -239,6 +240,7 @@ class Exporter:
 
     def _noting(self, metrics: Application) -> Application:
         def serve(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+            self._asked = True
             updates = self._values.updates  # before they are read: what is answered may be newer
             return _Answer(metrics(environ, start), lambda: self._note(updates))
 
@@ -260,7 +262,7 @@ class Exporter:
         seconds at most until the last update has been, too: what the last audits found is news as well."""
         try:
             with self._sent:
-                if self._scraped >= 0:
+                if self._asked:
                     self._sent.wait_for(lambda: self._hurry or self._scraped >= self._values.updates, patience)
         finally:
             self._server.shutdown()

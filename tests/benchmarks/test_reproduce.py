@@ -412,7 +412,7 @@ def test_a_cell_is_kept_under_the_code_that_it_began_with(tmp_path: Path, monkey
 
 
 def test_other_images_in_the_folder_of_data_are_measured_again(tmp_path: Path) -> None:
-    """A cell without a record of its images counts as before."""
+    """A cell without a record of its images counts as before; one of a folder is none of the hub's."""
     laboratory, data = Laboratory(), [tmp_path / name for name in ("a", "same", "other")]
     for folder, content in zip(data, (b"one", b"one", b"two"), strict=True):
         (folder / "mnist").mkdir(parents=True)
@@ -427,8 +427,8 @@ def test_other_images_in_the_folder_of_data_are_measured_again(tmp_path: Path) -
         engine.reproduce(dataclasses.replace(claim, experiment=other), "small", tmp_path / "c", folder, lambda _: None)
         return [rate for rate, _ in laboratory.made]
 
-    asked = (data[0], data[1], None, data[2], data[2], data[0])
-    assert [made(folder) for folder in asked] == [[0.1, 0.2], [], [], [0.1], [], [0.1]]
+    asked = (data[0], data[1], data[2], data[2], data[0], None)
+    assert [made(folder) for folder in asked] == [[0.1, 0.2], [], [0.1], [], [0.1], [0.1]]
     for path in (tmp_path / "c").glob("*.json"):
         path.write_text(
             json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "data"})
