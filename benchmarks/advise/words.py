@@ -128,9 +128,8 @@ def limits(one: Standing, question: Question) -> list[str]:
             f"{plural(len(one.rows), 'federation')}: there the attack fails without a defense, too, does not finish, "
             "or does not explain the updates."
         )
-    spent = one.values("epsilon")
-    if spent and not math.isfinite(one.epsilon):
-        found.append(f"It spent ε {max(spent):.3g}, and only one of at most {LARGEST:g} counts as one here.")
+    if (spent := max(one.values("epsilon"), default=0.0)) > LARGEST:
+        found.append(f"It spent ε {spent:.3g}, and only one of at most {LARGEST:g} counts as one here.")
     if any(name.startswith("channel-") for name in names) and question.examples < question.pixels:
         found.append(
             f"A channel fitted on {question.examples} images, the smallest site's, knows fewer directions than their "

@@ -57,6 +57,13 @@ def test_an_epsilon_of_the_users_own_chain_is_of_the_rounds_that_were_tried() ->
     assert said is not None and any("what 10 rounds spent" in text for text in reasons(said, question(rounds=100)))
 
 
+def test_an_epsilon_that_bounds_nothing_is_said_to_count_as_none() -> None:
+    own = standing(Proposal("dp-sgd", 0.3), row(level="baseline", epsilon=3001.0))
+    said = " ".join(limits(own, question()))
+    assert "It spent ε 3e+03, and only one of at most 16 counts" in said and "Nothing bounds" in said
+    assert "counts as one here" not in " ".join(limits(standing(PRIVATE, row(level="baseline")), question()))
+
+
 def test_chains_that_the_budget_left_out_are_named() -> None:
     listed = shortlist(question(), question().rates[0])
     (said,) = untried([standing(NONE, row(0.95)), standing(DGP, row(0.94))], question())
