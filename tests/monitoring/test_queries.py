@@ -87,6 +87,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     killed = Exporter("127.0.0.1:0", {})
     killed.update([row("round", 3), row("rounds", 10), row("run_ended", 0)])
     assert audited.exporter is not None and noisy.exporter is not None
+    for exporter in (audited.exporter, noisy.exporter):  # as ``server.app.run_to_end`` begins
+        exporter.update([row("run_ended", 0), row("rounds_void_total", 0)])
     targets = {NAME: audited.exporter.address, NOISY: noisy.exporter.address, KILLED: killed.address}
     try:
         with prometheus(folder, targets) as server:
