@@ -66,7 +66,7 @@ class Privacy:
 
     def doubt(self, examples: int) -> str:
         """What weakens an ε over so many ``examples``: that handing one of them out whole would keep it; or ""."""
-        if self.delta < 1 / examples:
+        if not examples or self.delta < 1 / examples:
             return ""
         return (
             f"privacy.delta = {self.delta:g} is not below one over this client's {examples} examples: such an ε holds "

@@ -230,12 +230,13 @@ class Exporter:
     def restore(self, lines: Iterable[StoreLine]) -> None:
         """Show what the lines of ``metrics.jsonl`` say, as when each was written. Not counters: audits that a resume
         takes back are counted no more."""
-        past = [
-            line for line in lines if METRICS[line["metric"]].kind != "counter" and line["metric"] not in WAITED_FOR
-        ]
-        for _, written in groupby(
-            past, key=lambda line: line["time"]
-        ):  # a bound that a round lacks goes with that round
+
+        def shown(name: str) -> bool:
+            return METRICS[name].kind != "counter" and name not in WAITED_FOR
+
+        past = [line for line in lines if shown(line["metric"])]
+        # As they were written together, since a bound that a round lacks goes with that round.
+        for _, written in groupby(past, key=lambda line: line["time"]):
             self.update(Row(line["metric"], line["value"], line["labels"]) for line in written)
 
     def _noting(self, metrics: Application) -> Application:
