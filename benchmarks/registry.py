@@ -14,11 +14,11 @@ from prunella.benchmarks.papers.scheme_table import MANY_CLIENTS, SCHEME_TABLE
 from prunella.benchmarks.papers.strongest import STRONGEST
 from prunella.benchmarks.papers.width_table import WIDTH_TABLE
 from prunella.benchmarks.scenarios import ours
-from prunella.benchmarks.scenarios.board import BOARD, DEFENSES
+from prunella.benchmarks.scenarios.board import BOARD, DEFENSES, MODELS
 
 PAPERS = (priprune_claims, dgp_claims, channel_claims, fed_ltp_claims, ours)
 CLAIMS: dict[str, Claim] = {claim.name: claim for paper in PAPERS for claim in paper.CLAIMS}
 _AUDITS = (ORDERINGS, ADAPTED, PUBLIC, EVERY_ROUND, STRONGEST, NORM_MODES, LOCAL_STEPS, MASKED_SUMS)
 _SCHEMES = (SCHEME_TABLE, MANY_CLIENTS, WIDTH_TABLE)
-_TABLES = (DEFENSES, EPSILON_TABLE, MEMBERSHIP_TABLE, PLANTED_TABLE, *_SCHEMES, *_AUDITS, BOARD)
+_TABLES = (DEFENSES, MODELS, EPSILON_TABLE, MEMBERSHIP_TABLE, PLANTED_TABLE, *_SCHEMES, *_AUDITS, BOARD)
 TABLES: dict[str, Claim] = {table.name: table for table in _TABLES}

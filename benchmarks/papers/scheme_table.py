@@ -26,7 +26,8 @@ PAGE |= {"device": "cpu"}
 # Dirichlet(0.5), a move of the mask every ten rounds in the first three fifths; there 500 rounds of ResNet18. Here a
 # client has 200 of 20 000 images.
 MANY: Settings = {"dataset": "cifar10", "model": "cnn", "clients": 100, "fraction": 0.1, "alpha": 0.5, "rounds": 60}
-MANY |= {"local_steps": 16, "batch_size": 64, "learning_rate": 0.05, "momentum": 0.0, "evaluate_every": 10}
+# Of 0.01, 0.02, 0.03, 0.05 and 0.1, the rate at which a dense run of another seed (100) had learnt most in 15 rounds.
+MANY |= {"local_steps": 16, "batch_size": 64, "learning_rate": 0.02, "momentum": 0.0, "evaluate_every": 10}
 MANY |= {"prunefl__adjust_interval": 10, "feddst__adjust_interval": 10, "feddst__end_round": 36, "feddst__alpha": 0.2}
 MANY_FULL: Settings = {"model": "resnet18", "rounds": 500, "local_steps": 40, "feddst__end_round": 300, "device": None}
 

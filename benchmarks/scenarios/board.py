@@ -9,6 +9,7 @@ has read the board. The control of a cell is the same scenario without a defense
     prunella reproduce board --budget 30min --jobs 2    as far as that goes: a seed everywhere before the next
     prunella reproduce board --submit my_module:NAME    a defense or an attack of your own beside the stored board
     prunella reproduce defenses                         more defenses, in the two worst cases alone
+    prunella reproduce models                           the same chains on larger models and a vision transformer
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from prunella.benchmarks.engine.views import NONE
 from prunella.benchmarks.papers.defended import behind, training
 from prunella.benchmarks.scenarios.meeting import MATCHING, STRONG, meet
 from prunella.benchmarks.scenarios.price import price
-from prunella.benchmarks.scenarios.scenario import SCENARIOS, full
+from prunella.benchmarks.scenarios.scenario import LARGER, SCENARIOS, full
 from prunella.benchmarks.scenarios.standing import COST, PICTURED, draw, table
 from prunella.core.errors import ConfigError
 from prunella.core.foreign import lookup
@@ -40,6 +41,7 @@ MORE = (
     *("adgp", "largest", "mix", "soteria", "channel-personalized", "top-k,mask-hiding"),
     *("dp-psac", "dp-fed", "fed-ltp-client", "fed-spa"),
 )
+NAMED = tuple(name for name, one in SCENARIOS.items() if one.model not in LARGER)
 SEEDS = (0, 1, 2, 3, 4)
 FULL_ROUNDS = 5  # times the rounds of a federation, at full size
 FEDERATIONS: Mapping[str, Settings] = {  # long enough that a point of accuracy is no chance
@@ -59,7 +61,7 @@ def cells(
     chains: Iterable[str],
     attack: str = STRONG,
     costs: bool = True,
-    scenarios: Iterable[str] = tuple(SCENARIOS),
+    scenarios: Iterable[str] = NAMED,
     size: Size = "small",
 ) -> tuple[Settings, ...]:
     """Every chain in every one of the scenarios and, with ``costs``, in a federation on every dataset."""
@@ -91,11 +93,12 @@ def board(
     """A board of these cells, and of those at full size."""
     there = {key: SCENARIOS[key] for key in SCENARIOS if any(cell["scenario"] == key for cell in sweep)}
     words = " ".join(f"`{key}`: {one.says}, {one.model} on {one.dataset}." for key, one in there.items())
+    size = "" if any(one.model in LARGER for one in there.values()) else " of 20 to 110 thousand weights"
     pruned = """* Precode under `pruned-0.8` is no network that works: the smallest weights are its bottleneck's, the
         mask removes all of them, and nothing of an image gets into the update."""
     claim = declared(
         f"""{name} | Prunella | {where} | what the strongest attacks rebuild behind every defense, and its price
-        small: Untrained or shortly trained models of 20 to 110 thousand weights, so that attacks are at their
+        small: Untrained or shortly trained models{size}, so that attacks are at their
         strongest; intervals are over seeds and images, and images of one update are not independent.
         paper: Twenty images for a seed, ten times the attacker's passes, and federations of five times the rounds.
         * {words}
@@ -126,7 +129,13 @@ def submission(name: str) -> Claim:
 
 
 _ALL, _WORST = (*CHAINS, *MORE), sorted(PICTURED.values())
+_LARGER = tuple(name for name in SCENARIOS if name not in NAMED)
 BOARD = board(cells(CHAINS), paper=cells(CHAINS, size="paper"))
 DEFENSES = board(
     cells(_ALL, scenarios=_WORST), "defenses", "docs/defenses.md", cells(_ALL, scenarios=_WORST, size="paper")
+)
+MODELS = board(
+    cells(CHAINS, costs=False, scenarios=_LARGER),
+    "models",
+    paper=cells(CHAINS, costs=False, scenarios=_LARGER, size="paper"),
 )

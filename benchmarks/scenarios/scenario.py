@@ -25,6 +25,7 @@ from prunella.tasks.data import Examples
 from prunella.tasks.task import Task, initial, prunable
 from prunella.tasks.training import loss_and_gradient
 
+LARGER: Mapping[str, int] = {"conv-2": 2, "vit": 2, "resnet18": 1}  # models of the worst case, and updates attacked
 BATCH, STEP = 32, 0.02  # other clients' images a step, and its learning rate between attacked rounds
 
 
@@ -82,6 +83,10 @@ SCENARIOS: Mapping[str, Scenario] = {
     "fedavg-4x1": Scenario(
         "four local steps of an image each", "mnist", model="lenet-zhu", steps=4, updates=1, passes=8000, version=2
     ),
+    **{
+        f"one-image-{model}": Scenario("the worst case", "cifar10", model=model, updates=updates, version=2)
+        for model, updates in LARGER.items()
+    },
 }
 
 

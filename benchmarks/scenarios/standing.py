@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.benchmarks.engine.claim import Point
@@ -150,14 +150,52 @@ def table(points: Sequence[Point]) -> str:
     return "\n\n".join(parts)
 
 
+def _floors(axes: Any, points: Sequence[Point], scenario: str) -> None:
+    """What counts as rebuilt, and the best picture that needs no update."""
+    axes.axvline(PSNR_FLOOR, color="grey", linestyle=":", label=f"{PSNR_FLOOR:.0f} dB: rebuilt", zorder=0)
+    blind = [p.mean("psnr") for p in points if p.label[0] == scenario and p.label[3] == MEAN]
+    if blind:
+        axes.axvline(statistics.fmean(blind), **FLOOR, linestyle="--", label=f"{MEAN}, no update")
+
+
+def _leaks(points: Sequence[Point], path: Path) -> None:
+    """The leak of every chain, a panel a scenario, where no federation tells what a chain costs."""
+    from matplotlib.figure import Figure
+
+    found = strongest(points)
+    scenarios, chains = (list(dict.fromkeys(key[place] for key in found)) for place in (0, 1))
+    figure = Figure(figsize=(2.6 + 3.2 * max(1, len(scenarios)), 1.4 + 0.26 * len(chains)), layout="constrained")
+    panels = figure.subplots(1, max(1, len(scenarios)), squeeze=False, sharex=True, sharey=True)[0]
+    for axes, scenario in zip(panels, scenarios, strict=False):
+        _floors(axes, points, scenario)
+        for row, chain in enumerate(chains):
+            if best := found.get((scenario, chain)):
+                axes.plot(best.interval, (row, row), color=WITHOUT, linewidth=2, zorder=2)
+                axes.plot(best.mean, row, "o", color=WITHOUT, markeredgecolor="black", zorder=3)
+            else:
+                axes.text(1, row, "not measured", fontsize=7, va="center")
+        axes.set_title(scenario, fontsize=10)
+        axes.set_xlabel("PSNR of the strongest attack in dB", fontsize=9)
+        axes.set_xlim(0, MOST + 2)
+        axes.grid(alpha=0.3)
+    panels[0].set_yticks(range(len(chains)), chains, fontsize=8)
+    panels[0].invert_yaxis()
+    panels[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    save(figure, path, "board")
+
+
 def draw(points: Sequence[Point], path: Path) -> None:
-    """Leak against accuracy, a panel a dataset. A mark's size is what went up (``DRAWN`` at most), blue has an ε."""
+    """Leak against accuracy, a panel a dataset. A mark's size is what went up (``DRAWN`` at most), blue has an ε.
+    Without a dataset for which both were measured, the leak alone."""
     from matplotlib.figure import Figure
 
     found, paid = strongest(points), costs(points)
     there = {d: s for d, s in PICTURED.items() if any(key[0] == d for key in paid) and any(k[0] == s for k in found)}
-    figure = Figure(figsize=(7.2 * max(1, len(there)), 5.2), layout="constrained")
-    panels = figure.subplots(1, max(1, len(there)), squeeze=False)[0]
+    if not there:
+        _leaks(points, path)
+        return
+    figure = Figure(figsize=(7.2 * len(there), 5.2), layout="constrained")
+    panels = figure.subplots(1, len(there), squeeze=False)[0]
     numbers = {chain: number for number, chain in enumerate(dict.fromkeys(chain for _, chain in paid), 1)}
     for axes, (dataset, scenario) in zip(panels, there.items(), strict=False):
         chains = [chain for of, chain in paid if of == dataset and (scenario, chain) in found]
@@ -165,10 +203,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
         places = {c: (found[scenario, c].mean, paid[dataset, c].mean("accuracy")) for c in chains}
         best = front(places)
         axes.plot(*zip(*(places[c] for c in best), strict=True), **FRONT)
-        axes.axvline(PSNR_FLOOR, color="grey", linestyle=":", label=f"{PSNR_FLOOR:.0f} dB: rebuilt", zorder=0)
-        blind = [p.mean("psnr") for p in points if p.label[:2] == (scenario, dataset) and p.label[3] == MEAN]
-        if blind:
-            axes.axvline(statistics.fmean(blind), **FLOOR, linestyle="--", label=f"{MEAN}, no update")
+        _floors(axes, points, scenario)
         for chain in chains:
             number, point, (leak, accuracy) = numbers[chain], paid[dataset, chain], places[chain]
             low, high = found[scenario, chain].interval

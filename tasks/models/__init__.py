@@ -14,6 +14,7 @@ from prunella.tasks.models.ltp import ltp_1, ltp_2
 from prunella.tasks.models.precode import with_bottleneck
 from prunella.tasks.models.resnet import resnet10, resnet18
 from prunella.tasks.models.vgg import vgg11_bn, vgg16, vgg_4, vgg_6, vgg_9, vgg_11
+from prunella.tasks.models.vit import vit
 
 Builder = Callable[[Shape, int], nn.Module]
 
@@ -36,6 +37,7 @@ MODELS: dict[str, Builder] = {
     "vgg16": vgg16,
     "resnet10": resnet10,
     "resnet18": resnet18,
+    "vit": vit,
     "ltp-1": ltp_1,
     "ltp-2": ltp_2,
     "precode-cnn": with_bottleneck(cnn),

@@ -11,7 +11,7 @@ from prunella.tasks import MODELS
 from prunella.tasks.task import Task, identity, initial, prunable, require_fit
 
 NAMES = """cnn conv-1 conv-2 conv-4 conv-6 vgg-4 vgg-6 vgg-9 vgg-11 lenet-zhu lenet cnn6 alexnet vgg16 resnet10
-resnet18 ltp-1 ltp-2"""
+resnet18 vit ltp-1 ltp-2"""
 DIGITS = Task("cnn", (1, 8, 8), 10)
 
 
@@ -19,7 +19,7 @@ def test_every_documented_model_is_there():
     assert set(NAMES.split()) <= set(MODELS)
 
 
-@pytest.mark.parametrize("name", ["conv-1", "cnn", "lenet", "lenet-zhu", "cnn6", "ltp-2", "resnet10"])
+@pytest.mark.parametrize("name", ["conv-1", "cnn", "lenet", "lenet-zhu", "cnn6", "ltp-2", "resnet10", "vit"])
 def test_a_built_model_answers_for_other_shapes_and_classes(name):
     module = Task(name, (3, 28, 28), 7).build().eval()
     assert module(torch.rand(2, 3, 28, 28)).shape == (2, 7)

@@ -8,7 +8,7 @@ from prunella.benchmarks.engine.claim import SIZES, Claim
 from prunella.benchmarks.engine.measuring import cells_of, control_of
 from prunella.benchmarks.scenarios import board as bench
 from prunella.benchmarks.scenarios.ours import X1, X2
-from prunella.benchmarks.scenarios.scenario import SCENARIOS, of
+from prunella.benchmarks.scenarios.scenario import of
 from prunella.core.errors import ConfigError
 from prunella.privacy import DEFENSES
 from prunella.privacy.chain import build_chain
@@ -21,7 +21,8 @@ EXPERIMENT = bench.BOARD.experiment
 def test_twelve_defenses_meet_every_scenario_and_every_cost_is_measured() -> None:
     cells = EXPERIMENT.sweeps["small"].cells
     assert len(bench.CHAINS) >= 13 and len(EXPERIMENT.sweeps["small"].seeds) == 5
-    assert len(cells) == len(bench.CHAINS) * (len(SCENARIOS) + len(bench.FEDERATIONS))
+    assert len(cells) == len(bench.CHAINS) * (len(bench.NAMED) + len(bench.FEDERATIONS))
+    assert len(bench.NAMED) == 8
     for chain in bench.CHAINS:
         build_chain(chain.split(","), {})
 
@@ -35,6 +36,12 @@ def test_every_defense_but_two_meets_the_worst_cases() -> None:
     assert sum(cell in board for cell in sweep) == 4 * len(bench.CHAINS)  # whose cells are not measured twice
 
 
+def test_the_same_chains_meet_larger_models_in_the_worst_case() -> None:
+    sweep = bench.MODELS.experiment.sweeps["small"].cells
+    assert {cell["model"] for cell in sweep} == {"conv-2", "vit", "resnet18"} and len(sweep) == 3 * len(bench.CHAINS)
+    assert {of(cell).images for cell in sweep} == {1} and set(bench.NAMED).isdisjoint(c["scenario"] for c in sweep)
+
+
 def test_controls_are_the_cells_without_a_defense_and_nothing_is_measured_twice() -> None:
     every = cells_of(EXPERIMENT, "small")
     assert len(every) == 5 * len(EXPERIMENT.sweeps["small"].cells)
@@ -44,7 +51,7 @@ def test_controls_are_the_cells_without_a_defense_and_nothing_is_measured_twice(
         assert control.settings["scenario"] == cell.settings["scenario"]
 
 
-@pytest.mark.parametrize("table", [bench.BOARD, bench.DEFENSES, X1, X2], ids=lambda claim: claim.name)
+@pytest.mark.parametrize("table", [bench.BOARD, bench.DEFENSES, bench.MODELS, X1, X2], ids=lambda claim: claim.name)
 def test_at_full_size_the_same_chains_meet_twenty_images_of_a_seed_and_an_attacker_with_more_time(table: Claim) -> None:
     small, paper = (table.experiment.sweeps[size].cells for size in SIZES)
     assert len(small) == len(paper) and not any(cell in small for cell in paper)
@@ -65,6 +72,6 @@ def test_a_submission_is_a_defense_beside_none_or_an_attack_on_every_chain() -> 
     mine = bench.submission(f"{__name__}:DEFENSE").experiment.sweeps["small"].cells
     assert {cell["defenses"] for cell in mine} == {"none", f"{__name__}:DEFENSE"}
     theirs = bench.submission(f"{__name__}:ATTACK").experiment.sweeps["small"].cells
-    assert {cell["attack"] for cell in theirs} == {f"{__name__}:ATTACK"} and len(theirs) == 14 * len(SCENARIOS)
+    assert {cell["attack"] for cell in theirs} == {f"{__name__}:ATTACK"} and len(theirs) == 14 * len(bench.NAMED)
     with pytest.raises(ConfigError, match="is a tuple"):
         bench.submission(f"{bench.__name__}:CHAINS")

@@ -1,7 +1,9 @@
 """The board's page: the strongest attack by all seeds and images, what was not measured, and the front."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,3 +112,19 @@ def test_a_picture_of_a_part_is_a_picture(points: list[Point], tmp_path: Path) -
     standing.draw(points, tmp_path / "a.svg")
     standing.draw(points, tmp_path / "b.svg")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_without_a_federation_the_leak_of_every_chain_is_drawn(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(standing, "save", lambda figure, *_: drawn.append(figure))
+    other = replace(POINTS[2], label=("one-digit", "mnist", "noise", "matching"))
+    standing.draw([*POINTS[:4], other], tmp_path / "board.png")
+    image, digit = drawn[0].axes
+    assert [axes.get_title() for axes in (image, digit)] == ["one-image", "one-digit"]
+    assert [text.get_text() for text in image.get_yticklabels()] == ["none", "noise"]
+    marks = [float(line.get_xdata()[0]) for line in image.lines if line.get_marker() == "o"]
+    assert marks == [best.mean for best in standing.strongest(POINTS[:4]).values()]
+    assert [text.get_text() for text in digit.texts] == ["not measured"] and not image.texts
+    assert any(line.get_label() == "class mean, no update" for line in image.lines)
