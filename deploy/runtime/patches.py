@@ -251,6 +251,19 @@ def repeatable_uploads() -> None:
         replace(f"flwr.supercore.corestate.{kind}_corestate", "OBJECT_PUSH_SESSION_TTL_SECONDS", uploads.PATIENCE)
 
 
+def readable_replies() -> None:
+    """A reply that the ServerApp cannot read is one that is left out, and not the end of its run
+    (``server.envelopes``)."""
+    from prunella.server.envelopes import noting_envelopes, read_or_refused  # which imports Flower
+
+    grid, name = "flwr.superlink.grid.http_grid", "inflate_object_from_contents"
+    client = _attribute(grid, "RuntimeHttpClient")
+    if not hasattr(client, "PullMessages"):
+        raise PatchError("has no RuntimeHttpClient.PullMessages")
+    client.PullMessages = noting_envelopes(client.PullMessages)
+    replace(grid, name, read_or_refused(_attribute(grid, name)))
+
+
 def forked_tasks(spawn: Spawn, poll: float) -> None:
     """SuperExecs ask for tasks as patiently as SuperNodes for messages, and have the zygote fork each one, instead of
     starting Python and importing everything again."""
@@ -346,6 +359,7 @@ def apply(spawn: Spawn, poll: float = POLL) -> Apps:
     faster_objects()
     repeated_calls()
     repeatable_uploads()
+    readable_replies()
     forked_tasks(spawn, poll)
     quiet_superlink()
     fleet_port()

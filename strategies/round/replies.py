@@ -45,6 +45,7 @@ MAX_SECONDS = 1e6
 MAX_LOSS = 1e9  # nats: cross-entropy of a model that has diverged beyond any use
 # Flower's codes for what the SuperLink answers in a client's place: the message or the reply expired; the node is gone.
 UNANSWERED = {3: "timeout", 4: "timeout", 5: "unreachable"}
+UNREADABLE = 1000  # ours, beyond Flower's codes: what came in place of a reply (``server.envelopes``)
 MAX_CLAIMS = 2_000  # characters
 LEDGER_BOUNDS = {
     "rounds": 1e9,
@@ -255,12 +256,13 @@ def _decode(content: RecordDict, expected: Expected, names: frozenset[str]) -> t
 def require_answer(reply: Message) -> None:
     """Refuse what is an error and no answer."""
     if reply.has_error():
-        reason = UNANSWERED.get(reply.error.code, "client-error")
+        reason = {**UNANSWERED, UNREADABLE: "malformed"}.get(reply.error.code, "client-error")
         said = (reply.error.reason or "")[:4_000]
         raised = RAISED.search(said)
         refused = raised is not None and raised[1] in REFUSALS and _FAILED not in said
         words = RAISED.sub(r"\1: \2", said)
-        raise ReplyError(reason, f"Flower error {reply.error.code}: {words}", refused)
+        named = "" if reply.error.code == UNREADABLE else f"Flower error {reply.error.code}: "
+        raise ReplyError(reason, named + words, refused)
 
 
 def leave_out(error: PrunellaError, stats: RoundStats) -> str:

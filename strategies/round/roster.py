@@ -21,7 +21,7 @@ from prunella.core.errors import PrunellaError
 from prunella.core.randomness import stream
 from prunella.core.untrusted import clean, figure, whole
 from prunella.strategies.round.numbering import Numbering
-from prunella.strategies.round.replies import RAISED
+from prunella.strategies.round.replies import RAISED, UNREADABLE
 
 Consent = Literal["deny", "scores", "numbers", "pictures"]
 CONSENTS: tuple[Consent, ...] = ("deny", "scores", "numbers", "pictures")
@@ -65,7 +65,7 @@ class Roster:
     ``spent`` are client numbers that are asked nothing more; ``refusals`` is, by node, why it does not take part in
     this run; ``classes`` are the names that the clients' classes must have, if any; ``learning_rate`` is
     what they must train at, since two releases may recommend different ones; ``numbering`` says which node has which
-    client number; ``impostors`` is, by node, why its client number was not accepted.
+    client number; ``impostors`` is, by node, why its answer or its client number was not accepted.
 
     A question stays open however late its answer comes: where many clients start on one machine, the last answers after
     minutes, and if it were asked again every time the server stopped waiting, it would always be late. Not all are
@@ -138,6 +138,8 @@ class Roster:
                 self._admit(read_hello(reply, node), online)
             elif reply.error.code == APP_RAISED:
                 self._refused(node, reply.error.reason or "")
+            elif reply.error.code == UNREADABLE:
+                self._left_out(node, reply.error.reason or "")
             if node not in self.members:
                 self._put_off(node, pause=True)
         for id in [id for id, (_, end) in self._open.items() if end <= time.monotonic()]:
@@ -152,9 +154,7 @@ class Roster:
         holders = [m.node for m in self.members.values() if m.client == member.client]
         taken = f"client {member.client} is another node's" if set(holders) & set(online) else ""
         if why := taken or self.numbering.claim(member.client, member.node):
-            if self.impostors.get(member.node) != why:
-                log(WARNING, "node %d is left out: %s", member.node, why)
-            self.impostors[member.node] = why
+            self._left_out(member.node, why)
             return
         for node in holders:
             del self.members[node]
@@ -208,13 +208,20 @@ class Roster:
         return self.refusals.keys() & set(grid.get_node_ids())
 
     def refused(self) -> str:
-        """Which nodes are online and not in this run, and why: those that refused it, and those whose client number
-        is another's; "" if there are none."""
+        """Which nodes are online and not in this run, and why: those that refused it, and those whose answer cannot be
+        read or whose client number is another's; "" if there are none."""
         parts = []
         for told, what in ((self.refusals, "said no to this run"), (self.impostors, "left out")):
             if told:
                 parts.append(f"{len(told)} {what}: {'; '.join(sorted(set(told.values())))}")
         return ". ".join(parts)
+
+    def _left_out(self, node: int, why: str) -> None:
+        """Note why a node's answer makes it no member."""
+        text = clean(why)
+        if self.impostors.get(node) != text:
+            log(WARNING, "node %d is left out: %s", node, text)
+        self.impostors[node] = text
 
     def _refused(self, node: int, reason: str) -> None:
         """Note why a node does not take part."""

@@ -116,8 +116,11 @@ states = importlib.import_module('flwr.server.superlink.linkstate')
 for state in (states.InMemoryLinkState, states.SqlLinkState):
     assert state.store_object.__module__ == state.get_message_res.__module__ == patches.uploads.__name__
 assert tasks.OBJECT_PUSH_SESSION_TTL_SECONDS == on_disk.OBJECT_PUSH_SESSION_TTL_SECONDS == patches.uploads.PATIENCE
-from prunella.server import grid
-assert importlib.import_module('flwr.superlink.grid.http_grid').pull_objects.__module__ == grid.__name__
+from prunella.server import envelopes, grid
+https = importlib.import_module('flwr.superlink.grid.http_grid')
+assert https.pull_objects.__module__ == grid.__name__
+assert https.inflate_object_from_contents.__module__ == envelopes.__name__
+assert https.RuntimeHttpClient.PullMessages.__module__ == envelopes.__name__
 import os, uvicorn
 from prunella.deploy.runtime import callers
 for one_user in ("", "1"):
