@@ -17,7 +17,7 @@ from prunella.wire.records import from_coded, mask_from_coded, mask_to_coded
 
 
 def receive_model(store: ClientStore, content: RecordDict, like: Tree) -> tuple[Tree, Mask]:
-    """Weights and mask, on the CPU."""
+    """Weights and mask, on the CPU, in the order of ``like``."""
     if CHANGE not in content.array_records:
         return from_coded(content.array_records["model"], like, store.mask())
     kept, mask = store.model(), store.mask()
@@ -29,7 +29,7 @@ def receive_model(store: ClientStore, content: RecordDict, like: Tree) -> tuple[
     whole = where(sent, change, params)
     if digest_of(whole) != content.config_records["config"].get(DIGEST):
         raise WireError("malformed", "the changed model is not the one that the server has")
-    return whole, mask
+    return whole, {name: mask[name] for name in like}  # the order of a model that comes whole: draws depend on it
 
 
 def receive_locations(chain: Chain, state: ChainState, content: RecordDict, mask: Mask) -> ChainState:

@@ -115,7 +115,7 @@ def begin(federation: Federation) -> tuple[int, Tree]:
         federation.store.rewind(0)
         return 0, {**params, **buffers}
     checkpoints.require_same_settings(saved, federation.raw)
-    federation.strategy.mask = saved.mask
+    federation.strategy.mask, _ = federation.model.split(saved.mask)  # in the model's order, which draws depend on
     federation.strategy.recall(saved.scheme)
     federation.counters = dict(saved.counters)
     federation.best = best_score(federation.folder)

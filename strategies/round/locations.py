@@ -28,6 +28,7 @@ from prunella.wire.encode import decode_mask, encode_mask
 from prunella.wire.records import mask_to_coded, to_coded, unpack
 
 PREFIX = "adgp/"
+PROPOSAL = f"{PREFIX}proposal"
 REMEMBERED = 20  # rounds back in which a set must not have been in force
 ASKED, RECORD, CHANGE, DIGEST = "locations", "locations", "change", "model-digest"
 
@@ -107,13 +108,18 @@ class LocationSets:
         return self.proposal is not None
 
     def tree(self) -> Tree:
-        """The sets of the past for a checkpoint; after a resume everybody is sent the weights whole."""
-        return {f"{PREFIX}{number}": to_tensor(encode_mask(mask)) for number, mask in enumerate(self.past)}
+        """The sets of the past, and the one for the next round, for a checkpoint; after a resume everybody is sent the
+        weights whole."""
+        named = {f"{PREFIX}{number}": mask for number, mask in enumerate(self.past)}
+        if self.proposal is not None:
+            named[PROPOSAL] = self.proposal
+        return {name: to_tensor(encode_mask(mask)) for name, mask in named.items()}
 
     def load(self, saved: Tree, like: Mask) -> None:
         """The inverse of ``tree``."""
-        numbers = range(sum(name.startswith(PREFIX) for name in saved))
-        self.past = [decode_mask(to_bytes(saved[f"{PREFIX}{number}"]), like) for number in numbers]
+        found = {name: decode_mask(to_bytes(t), like) for name, t in saved.items() if name.startswith(PREFIX)}
+        self.proposal = found.pop(PROPOSAL, None)
+        self.past = [found[f"{PREFIX}{number}"] for number in range(len(found))]
 
 
 def digest_of(params: Tree) -> str:

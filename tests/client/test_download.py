@@ -6,6 +6,8 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, RecordDict
 
+from prunella.client.download import receive_model
+from prunella.client.state import ClientStore
 from prunella.core.errors import PrunellaError
 from prunella.core.randomness import rehearsal
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask, where
@@ -48,6 +50,18 @@ def test_a_change_and_the_whole_give_the_same_answer_and_the_set_that_was_asked_
     proposal = mask_from_coded(by_change["locations"], FULL, FULL)
     assert 0.39 < sum(int(t.sum()) for t in proposal.values()) / sum(t.numel() for t in proposal.values()) < 0.41
     assert "locations" not in by_whole.keys()  # nobody asked
+
+
+def test_a_change_comes_in_the_order_of_the_model_which_draws_depend_on(tmp_path: Path) -> None:
+    like = {"w": torch.zeros(10, 10), "b": torch.zeros(10)}  # a file orders them by name
+    inside = drawn_set(full_mask(like), AlignedPruning(), rehearsal(0, purpose="x"))
+    store = ClientStore(tmp_path, "run")
+    store.save_mask(full_mask(like))
+    store.save_model(like, inside)
+    told = ConfigRecord({"model-digest": digest_of(like)})
+    change = RecordDict({"change": to_coded(like, inside, inside), "config": told})
+    params, mask = receive_model(store, change, like)
+    assert list(params) == list(mask) == list(like)
 
 
 @pytest.mark.parametrize(

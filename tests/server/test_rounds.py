@@ -78,7 +78,7 @@ def test_how_many_clients_deny_audits_is_recorded(tmp_path: Path, consent: str, 
     assert series(federation, "clients_denying_audits") == [denying]
 
 
-@pytest.mark.parametrize("defenses", ["priprune", "dgp", "channel-natural,random"])
+@pytest.mark.parametrize("defenses", ["priprune", "dgp", "adgp", "channel-natural,random"])
 def test_a_run_that_is_stopped_and_resumed_equals_one_that_was_not(tmp_path: Path, defenses: str) -> None:
     go(tmp_path / "whole", rounds=6, defenses=defenses)
     go(tmp_path / "parts", rounds=3, defenses=defenses)

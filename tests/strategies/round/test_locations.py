@@ -19,6 +19,7 @@ from prunella.server.rounds import Federation, federate
 from prunella.strategies.round.locations import REMEMBERED, LocationSets
 from prunella.strategies.round.roster import Member
 from prunella.tasks.task import Task, initial
+from prunella.wire.encode import encode_mask
 from prunella.wire.records import mask_to_coded
 from tests.local_grid import LocalGrid, settings
 
@@ -105,6 +106,18 @@ def test_sets_survive_a_checkpoint_and_are_forgotten_in_time() -> None:
     again = LocationSets(AlignedPruning(), 0)
     again.load(sets.tree(), MASK)
     assert all(torch.equal(a[n], b[n]) for a, b in zip(again.past, sets.past, strict=True) for n in a)
+    assert again.proposal is None
+
+
+def test_the_set_that_a_client_named_for_the_next_round_survives_a_checkpoint() -> None:
+    sets, again = LocationSets(AlignedPruning(), 0), LocationSets(AlignedPruning(), 0)
+    sets.begin(1, MASK, LIKE, MEMBERS)
+    assert sets.asked is not None
+    named = drawn_set(MASK, AlignedPruning(), rehearsal(7, purpose="test"))
+    assert sets.note(encode_mask(named, MASK), sets.asked, MASK)
+    again.load(sets.tree(), MASK)
+    again.begin(2, MASK, LIKE, MEMBERS)
+    assert again.current is not None and all(torch.equal(again.current[n], named[n]) for n in named)
 
 
 def test_weights_that_changed_outside_the_set_are_sent_whole() -> None:
