@@ -116,7 +116,7 @@ class FedTiny(MaskedMean):
         """Add reports up, each weighing as its client does; what a client did not name is zero."""
         if contribution.importance is None:
             return
-        votes = map_trees(lambda t: t.double() * contribution.weight, contribution.importance)
+        votes = map_trees(lambda t: t.double() * self.voice(contribution), contribution.importance)
         self._votes = votes if self._votes is None else map_trees(torch.add, self._votes, votes)
 
     def revise_mask(self, server_round: int, params: Tree, mask: Mask) -> Mask:

@@ -215,7 +215,7 @@ class PruneFL(MaskedMean):
         if contribution.importance is None:
             return
         counts = counted(contribution, contribution.importance, self.downlink.expected().mask)
-        weight = map_trees(lambda c: c.double() * contribution.weight, counts)
+        weight = map_trees(lambda c: c.double() * self.voice(contribution), counts)
         weighted = map_trees(lambda t, w: t.double() * w, contribution.importance, weight)
         if self._importance is None or self._weight is None:
             self._importance, self._weight = weighted, weight

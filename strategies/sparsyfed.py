@@ -4,7 +4,8 @@ Guastella et al., ICLR 2025 (arXiv 2504.05153). In a round a client starts from 
 w = θ |θ|^(β−1) (``pruning.powerprop``), trains θ by SGD, and then keeps the largest |w| only, as many as the rate
 leaves, over all layers together. Weights that are zero do not move, so it trains inside the mask it was sent. The
 server takes the mean over all clients of the round, where what a client pruned counts as zero, and the next round's
-mask is what any of them kept. β is the only new setting.
+mask is what any of them kept. Under a robust rule such a zero is a value like the others, which outvote it. β is the
+only new setting.
 
 What this costs in privacy: clients' masks leave outside the defenses, as FedDST's do, and under the same rule: a run
 with it is refused by a site that requires an update defense. The update is one of w, which a known power has scaled:
@@ -27,15 +28,17 @@ import torch
 from pydantic import Field
 
 from prunella.core.config import Run
-from prunella.core.trees import Mask, Tree, apply_mask, intersect, map_trees
+from prunella.core.trees import Mask, Tree, apply_mask, intersect, map_trees, where
 from prunella.pruning.powerprop import Power
 from prunella.pruning.scores import magnitude
 from prunella.pruning.selection import Scope, below, keep_by_score
 from prunella.strategies.round.client_part import ClientPart
 from prunella.strategies.round.plan import LocalPlan, RoundContext
-from prunella.strategies.round.replies import Contribution
+from prunella.strategies.round.replies import Contribution, Expected
+from prunella.strategies.round.robust import NONE
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
+from prunella.wire.sparse import SparseTree
 
 
 @dataclass(frozen=True)
@@ -87,15 +90,27 @@ class SparsyFed(MaskedMean):
     def allowed(self, server_round: int, mask: Mask) -> Mask | None:
         return mask
 
+    def values(self, contribution: Contribution, expected: Expected) -> tuple[SparseTree, Mask]:
+        """Under a robust rule what a client pruned is a value like any other: it sets its weight to zero, and others
+        outvote it."""
+        if self.run.robust == NONE:
+            return super().values(contribution, expected)
+        pruned = map_trees(lambda sent, kept: sent & ~kept, expected.mask, contribution.base)
+        zeroed = where(pruned, map_trees(torch.neg, expected.params), contribution.update)
+        given, there = (
+            map_trees(torch.logical_or, m, pruned) for m in (contribution.shared, contribution.participation)
+        )
+        return SparseTree(given, map_trees(lambda t, m: t[m], zeroed, given)), there
+
     def note(self, contribution: Contribution) -> None:
         self._weight += contribution.weight
         mine = map_trees(lambda m: m.double() * contribution.weight, contribution.base)
         self._kept = mine if self._kept is None else map_trees(torch.add, self._kept, mine)
 
     def revise_params(self, server_round: int, params: Tree) -> Tree:
-        """What a client pruned is a zero of its own. ``as_printed`` has counted it as one already."""
+        """What a client pruned is a zero of its own. ``as_printed`` and the robust rules have counted it already."""
         kept, total = self._kept, self._weight
-        if kept is None or self.run.aggregation == "as_printed":
+        if kept is None or self.run.aggregation == "as_printed" or self.run.robust != NONE:
             return params
         return map_trees(lambda p, k: torch.where(k < total, (p.double() * k / total).to(p.dtype), p), params, kept)
 

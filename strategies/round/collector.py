@@ -1,14 +1,14 @@
 """The replies to one round: checked, counted, added up and dropped one by one, so that memory does not grow."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from logging import WARNING
 
 from flwr.app import Message
 from flwr.common.logger import log
 
 from prunella.core.config import Run
-from prunella.core.trees import Tree, count, full_mask, size, subtract
+from prunella.core.trees import Mask, Tree, count, full_mask, size, subtract
 from prunella.strategies.round.downlink import Downlink
 from prunella.strategies.round.locations import coded_set
 from prunella.strategies.round.masked_mean import Aggregation
@@ -16,18 +16,25 @@ from prunella.strategies.round.replies import Contribution, Expected, ReplyError
 from prunella.strategies.round.robust import Aggregator
 from prunella.strategies.round.stats import RoundStats
 from prunella.wire.encode import fingerprint
+from prunella.wire.sparse import SparseTree
 
 
 class Collector:
-    """Sums of the round that ``downlink`` has sent. ``importance_of`` names the tensors whose importance was asked
-    for."""
+    """Sums of the round that ``downlink`` has sent. ``importance_of`` names the tensors whose importance was asked for;
+    ``values`` is the scheme's: what of a reply is added up, and where its client takes part."""
 
     def __init__(
-        self, run: Run, downlink: Downlink, aggregator: Aggregator, stats: RoundStats, importance_of: frozenset[str]
+        self,
+        run: Run,
+        downlink: Downlink,
+        aggregator: Aggregator,
+        stats: RoundStats,
+        importance_of: frozenset[str],
+        values: Callable[[Contribution, Expected], tuple[SparseTree, Mask]],
     ) -> None:
         whole = downlink.expected()
         self._run, self._downlink, self._aggregator, self._stats = run, downlink, aggregator, stats
-        self._importance_of = importance_of
+        self._importance_of, self._values = importance_of, values
         self._params, self._buffers = aggregator.params(whole.params), aggregator.buffers(whole.buffers)
 
     def collect(self, replies: Iterable[Message]) -> Iterator[Contribution]:
@@ -66,7 +73,7 @@ class Collector:
             return None
 
     def _add(self, contribution: Contribution, expected: Expected) -> None:
-        self._params.add_sparse(contribution.sparse, contribution.participation, contribution.weight)
+        self._params.add_sparse(*self._values(contribution, expected), contribution.weight)
         if expected.buffers:
             change = subtract(contribution.buffers, expected.buffers)
             self._buffers.add(change, full_mask(change), contribution.weight)

@@ -27,8 +27,10 @@ Departures: a client counts once, however many examples it claims, since that nu
 rule it is the client's weight, as in FedAvg, and nothing bounds it but ``replies.MAX_EXAMPLES``. A cap by what others
 claim would change the mean of honest clients of unequal size, and stop nobody: who may claim any weight may as well
 send any update. Median and trimmed mean hold the updates of a round at once: memory is clients × model, where the mean
-needs three trees. None of it guards what travels beside the updates: PruneFL's and FedTiny's squared gradients,
-FedDST's and LotteryFL's masks. The candidates that FedTiny's clients score are merged by it (``selection``).
+needs three trees. It guards what travels beside the updates in one way only, a client counts once there, too: the size
+of PruneFL's and FedTiny's squared gradients is a client's own word, and so are FedDST's, LotteryFL's and SparsyFed's
+masks. What a SparsyFed client pruned is among the values that are merged, as a zero. The candidates that FedTiny's
+clients score are merged by it (``selection``).
 """
 
 import math

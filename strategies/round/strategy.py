@@ -23,7 +23,7 @@ from prunella.strategies.round.collector import Collector
 from prunella.strategies.round.downlink import Downlink
 from prunella.strategies.round.pace import SpeedTiers
 from prunella.strategies.round.replies import Contribution, Expected, Listener, ReplyError, read_evaluation
-from prunella.strategies.round.robust import MEAN, Aggregator, pooled
+from prunella.strategies.round.robust import MEAN, NONE, Aggregator, pooled
 from prunella.strategies.round.roster import Member, Roster
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.stats import RoundStats
@@ -31,6 +31,7 @@ from prunella.strategies.secure_sum.collector import OpenedSum, SumCollector
 from prunella.strategies.secure_sum.exchange import Exchange
 from prunella.wire.encode import dense_bytes
 from prunella.wire.records import from_dense, to_dense
+from prunella.wire.sparse import SparseTree
 
 
 class MaskedMean(FedAvg):
@@ -75,6 +76,10 @@ class MaskedMean(FedAvg):
         """Tensors whose squared gradients clients must send this round."""
         return frozenset()
 
+    def values(self, contribution: Contribution, expected: Expected) -> tuple[SparseTree, Mask]:
+        """What of a valid reply is aggregated, and where the client takes part."""
+        return contribution.sparse, contribution.participation
+
     def note(self, contribution: Contribution) -> None:
         """Called with every valid reply, in order, before it is dropped."""
 
@@ -85,6 +90,11 @@ class MaskedMean(FedAvg):
     def revise_mask(self, server_round: int, params: Tree, mask: Mask) -> Mask:
         """The mask of the next round, from the weights just aggregated."""
         return mask
+
+    def voice(self, contribution: Contribution) -> float:
+        """What a client counts for, also beside its update. Under a robust rule its own word on its examples is not
+        believed."""
+        return contribution.weight if self.run.robust == NONE else 1.0
 
     def view_start(self, expected: Expected, contribution: Contribution) -> Tree:
         """The weights a client's training began from, as the server knows them; an attack measures the update there."""
@@ -129,7 +139,7 @@ class MaskedMean(FedAvg):
         if self.exchange is not None:
             return self._open_sum(server_round, replies, self.exchange)
         names = self.importance_names(sent.round)
-        collector = Collector(self.run, self.downlink, self.aggregator, self.stats, names)
+        collector = Collector(self.run, self.downlink, self.aggregator, self.stats, names, self.values)
         timed = self.pace.timed(replies, self.downlink.asked, self.downlink.node_of)
         for contribution in collector.collect(timed):
             self.note(contribution)

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import Message
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError, DefenseError
-from prunella.core.trees import Mask, Tree, full_mask, same_trees
+from prunella.core.trees import Mask, Tree, full_mask, same_trees, zeros_like
 from prunella.pruning.selection import density, kept_count
 from prunella.server.app import assemble
 from prunella.server.audit.shadow import attacked
@@ -18,6 +19,7 @@ from prunella.strategies.sparsyfed import SparsyFedSettings, power, smaller, und
 from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task, initial, prunable
 from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
+from prunella.wire.records import mask_to_coded, to_coded
 from tests.client.test_app import model, send
 from tests.local_grid import settings
 from tests.server.test_rounds import final, go
@@ -26,6 +28,7 @@ from tests.slow_rounds import mean_of, record_batches, same_draws
 TASK = Task("cnn", (1, 8, 8), 10)
 NAMES = prunable(TASK.build())
 RATE, STEP, BETA = 0.6, 0.1, 1.5
+LIAR = 101  # the node of client 1
 RUN: dict[str, Any] = {"strategy": "sparsyfed", "defenses": "none", "rate": RATE, "sparsyfed__beta": BETA}
 
 
@@ -92,6 +95,34 @@ def test_a_pruned_weight_is_a_zero_in_the_mean_and_a_withheld_one_is_not(tmp_pat
     a, b = final(tmp_path / "holders"), final(tmp_path / "printed")
     assert all(torch.allclose(a.tree[n], b.tree[n], atol=1e-6) for n in a.tree)
     assert same_trees(a.mask, b.mask)
+
+
+@pytest.mark.parametrize("lies", [False, True])
+def test_a_robust_rule_takes_a_pruned_weight_for_a_zero_that_others_outvote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: bool
+) -> None:
+    """The median of what clients ended with, also where one of three prunes everything and claims 10⁹ examples."""
+    drawn = record_batches(monkeypatch)
+    params, _ = initial(TASK, 0)
+    whole = full_mask(params)
+
+    def lie(reply: Message) -> Message:
+        if reply.metadata.src_node_id == LIAR and "update" in reply.content.array_records:
+            nothing = {n: mask & (n not in NAMES) for n, mask in whole.items()}
+            reply.content["update"] = to_coded(zeros_like(params), nothing, whole)
+            reply.content["base"] = mask_to_coded(nothing, whole)
+            reply.content["metrics"]["num-examples"] = 10**9
+        return reply
+
+    more = {"rounds": 1, "learning_rate": STEP, "robust": "median", "min_clients": 3}
+    federation = go(tmp_path, tamper=lie if lies else None, **more, **RUN)
+    assert federation.strategy.stats.replies == 3
+    ends = [slow_client(params, whole, one.batches)[0] for one in drawn if not lies or one.client != 1]
+    every, found = {n: torch.stack([each[n] for each in ends]) for n in params}, final(tmp_path).tree
+    if lies:
+        zeros = {n: torch.cat([t, torch.zeros_like(t[:1])]) for n, t in every.items() if n in NAMES}
+        every = {**{n: torch.cat([t, params[n][None]]) for n, t in every.items()}, **zeros}
+    assert all(torch.allclose(found[n], every[n].median(dim=0).values, atol=1e-6) for n in params)
 
 
 def test_an_attack_gets_the_update_that_plain_sgd_would_have_sent() -> None:

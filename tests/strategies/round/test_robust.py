@@ -37,6 +37,7 @@ from prunella.tasks.task import initial
 from prunella.wire.records import from_coded, to_coded
 from prunella.wire.sparse import SparseTree
 from tests.local_grid import LocalGrid, settings
+from tests.server.test_rounds import final, go
 
 PREVIOUS = {"w": torch.tensor([1.0, 2.0, 3.0, 4.0])}
 HONEST = 6
@@ -292,3 +293,19 @@ def test_one_liar_of_three_does_not_spoil_a_run_of_the_trimmed_mean(tmp_path: Pa
     params: Tree = {}
     assert accuracy("mean") < 0.3, "the control: the mean is spoiled"
     assert accuracy("trimmed", robust="trimmed-mean") > 0.5
+
+
+@pytest.mark.parametrize("strategy", ["prunefl", "fedtiny"])
+def test_beside_the_updates_too_a_client_counts_once_whatever_it_claims(tmp_path: Path, strategy: str) -> None:
+    def claim(reply: Message) -> Message:
+        if reply.metadata.src_node_id == 102 and "update" in reply.content.array_records:
+            reply.content["metrics"]["num-examples"] = 10**9
+        return reply
+
+    more = {"robust": "median", "min_clients": 3, "rounds": 2, "defenses": "none", "strategy": strategy}
+    more |= {f"{strategy}__adjust_interval": 1}
+    for folder, tamper in (("honest", None), ("liar", claim)):
+        go(tmp_path / folder, tamper=tamper, **more)
+    honest, liar = final(tmp_path / "honest"), final(tmp_path / "liar")
+    assert all(torch.equal(honest.mask[n], liar.mask[n]) for n in honest.mask)
+    assert all(torch.equal(honest.tree[n], liar.tree[n]) for n in honest.tree)
