@@ -177,7 +177,10 @@ def _given(message: Message, name: str, tree: Tree) -> Message:
 
 def _answered(message: Message, context: Context, call_next: Next, site: Site) -> Message:
     """The app's answer. What it raises, or says of an error, may quote an example: the server is told one text."""
+    work = HANDLED.get()
     with rationed(site):
+        if work is not None:
+            work.asked = True
         try:
             reply = call_next(message, context)
         except PrunellaError:
@@ -188,7 +191,7 @@ def _answered(message: Message, context: Context, call_next: Next, site: Site) -
         if reply.has_error():
             logger.error("the app answered with an error: %s", reply.error.reason)
             raise PrunellaError(FAILED)
-        if (work := HANDLED.get()) is not None and work.guard is not None:
+        if work is not None and work.guard is not None:
             work.guard.close()
     if legacy.is_legacy(message.content):
         reply.content = legacy.opened(reply.content, message.metadata.message_type.partition(".")[0])
@@ -262,7 +265,7 @@ def _worked(work: Handled, message: Message, context: Context, call_next: Next, 
         HANDLED.reset(token)
         if work.guard is not None:
             work.guard.release()
-        if listed or work.order.validates or not (work.accounted or needs_loop(work.site.chain)):
+        if work.asked and (listed or work.order.validates or not (work.accounted or needs_loop(work.site.chain))):
             _spend(work.site, UNBOUNDED)
 
 

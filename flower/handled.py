@@ -27,7 +27,9 @@ from prunella.privacy.chain import Chain, ChainState, compose, start
 from prunella.privacy.defense import DataDefense, UpdateDefense, ignore_gradient
 from prunella.privacy.ledger.ledger import spend
 
-FAILURES = 20  # of the app under an ε, over all runs: that it failed can be a bit about the data, which no noise covers
+FAILURES = (
+    20  # of the app, over all runs, while an ε holds: a failure can be a bit about the data, which no noise covers
+)
 _UNUSED, _NONE = PrivateGenerator(bytes(32)), torch.empty(0)  # where nothing is drawn or fitted
 
 
@@ -86,6 +88,7 @@ class Handled:
     steps: int = 0
     given: Tree = field(default_factory=dict)
     left: Tree | None = None
+    asked: bool = False  # the app has been handed the message
     accounted: bool = False  # the app has charged its own steps (``flower.account``)
     refused: str = ""  # why this project stopped the app, in words that may leave (``flower.gate``)
     _before: ChainState | None = None  # the state that training starts with
@@ -142,13 +145,14 @@ def alone(site: Site) -> Iterator[None]:
 
 @contextmanager
 def rationed(site: Site) -> Iterator[None]:
-    """Around the app. Under an ε its failures are counted on the disk, the process's end included: weights that a
-    server chose can make honest code fail on some examples and not on others.
+    """Around the app. Its failures are counted on the disk, the process's end included, under a defense that has an ε
+    and for as long as an ε covers all that left: an app's own (``flower.account``) may be charged in a later message.
+    Weights that a server chose can make honest code fail on some examples and not on others.
 
     Raises ``DefenseError``, without asking the app, after ``FAILURES`` of them. What this project refused inside the
     app tells nothing and does not count.
     """
-    if site.chain.private is None:
+    if site.chain.private is None and not site.accounts.ledger().covered:
         yield
         return
     path = site.store.home / "failures.json"

@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from prunella.client import state
 from prunella.client.accounts import Accounts
-from prunella.core.errors import DefenseError
+from prunella.core.errors import DefenseError, PrunellaError
 from prunella.flower.account import Account
-from prunella.flower.defend import Defend
+from prunella.flower.defend import FAILED, Defend
+from prunella.flower.handled import FAILURES
 from prunella.flower.site import Site
 from prunella.privacy.accounting import Charge, epsilon
 from tests.flower.foreign import Net, Seen, load, make, run
@@ -186,3 +187,33 @@ def test_an_app_may_charge_wherever_defend_has_locked_the_directory(
     assert not reply.has_error() and Account(here).epsilon == pytest.approx(found)
     with Site(here, "account").store.alone(), pytest.raises(DefenseError, match="still being handled"):
         Account(here).spend(steps=4, rate=0.25, noise=2.0)
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "query"])
+@pytest.mark.parametrize("before", [True, False])
+def test_failures_beside_an_epsilon_of_the_app_s_own_are_counted(kind: str, before: bool, tmp_path: Path) -> None:
+    """Also those before its first charge: a later message makes the ε, and they would not be in it."""
+    asked = []
+
+    def fails(message: Message, context: Context) -> Message:
+        asked.append(1)
+        raise ValueError("an honest assertion fails on one example")
+
+    app = ClientApp(mods=[Defend()])
+    app.evaluate()(fails)
+    app.query()(fails)
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    here = context(tmp_path)
+    here.run_config = {"defenses": "dgp"}
+    if before:
+        Account(here).spend(steps=4, rate=0.25, noise=2.0)
+    content = RecordDict({"arrays": ArrayRecord(Net().state_dict())})
+    for number in range(2 * FAILURES):
+        with pytest.raises(PrunellaError, match="failed 20 times" if number >= FAILURES else FAILED):
+            app(Message(content, dst_node_id=1, message_type=kind), here)
+    assert len(asked) == FAILURES
+    app.train()(fails)
+    known = Account(here).epsilon
+    with pytest.raises(PrunellaError, match="failed 20 times"):
+        app(Message(content, dst_node_id=1, message_type="train"), here)
+    assert Account(here).epsilon == known and len(asked) == FAILURES, "nothing was trained, and nothing is charged"

@@ -21,6 +21,8 @@ from prunella.flower.gate import Gate
 from prunella.flower.handled import FAILURES
 from prunella.flower.loop import protected
 from prunella.flower.scheme import SchemeOrder
+from prunella.flower.site import Site
+from prunella.privacy.accounting import Privacy
 from prunella.wire.encode import encode_mask
 from tests.flower.foreign import RATE, batches, load, plain
 from tests.flower.test_gate import DGP, NOISE, PRIVATE, Place, app_of, guarded, moved
@@ -107,10 +109,14 @@ def test_a_site_whose_first_message_is_an_evaluation_trains_afterwards(tmp_path:
     place.ask(app_of())
 
 
-def test_without_an_epsilon_failures_are_not_counted(tmp_path: Path) -> None:
+def test_where_no_epsilon_is_left_failures_are_not_counted(tmp_path: Path) -> None:
     place = Place(tmp_path, **DGP)
     place.refused(app_of(lambda *_: 1 / 0))
-    assert not (tmp_path / "flower" / "failures.json").exists()
+    count = tmp_path / "flower" / "failures.json"
+    assert count.read_text() == "1", "the account has no charge yet, and might have had an ε"
+    assert Site(place.context, "account").accounts.ledger().epsilon(Privacy()) is None
+    place.refused(app_of(lambda *_: 1 / 0))
+    assert count.read_text() == "1"
 
 
 def test_a_message_that_the_app_has_no_function_for_is_no_failure(tmp_path: Path) -> None:
