@@ -9,13 +9,13 @@ Errors: ``AttackError`` that says what differs, names and shapes only.
 
 import json
 import math
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from prunella.attacks.engine.matching import check_view
 from prunella.core.errors import AttackError, PrunellaError
@@ -31,6 +31,7 @@ FORMAT = "prunella.trace.v1"
 _TREES = ("params", "update", "mask", "shared", "buffers", "received_buffers", "importance")
 _MASKS = ("mask", "shared")
 _NORM = "running_mean"
+_LEAST = 2 * torch.finfo(torch.float64).eps  # how far a difference and a sum of two numbers move one, as a share
 _COUNTS = ("num_examples", "steps", "batch_size")
 _PLAIN = tuple(f.name for f in fields(ServerView) if f.name not in (*_TREES, "labels"))
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -173,4 +174,33 @@ def _view(tensors: Tree, about: dict[str, Any], task: Task) -> ServerView:
     if labels is not None and not are_classes(labels, task.classes):
         raise AttackError(f"labels of the trace are not among the {task.classes} classes of its task")
     values = {**plain, **_trees(tensors, about["trees"]), "defenses": tuple(map(str, plain["defenses"]))}
-    return ServerView(**values, labels=labels)
+    return in_float32(ServerView(**values, labels=labels))
+
+
+def in_float32(view: ServerView) -> ServerView:
+    """``view`` in the type that attacks compute in. Older releases recorded a client that answered a float64 model in
+    float32 as the difference of the two types: behind a defense, a coordinate that only this rounding moved was
+    withheld."""
+    trees = {field: tree for field in _TREES if field not in _MASKS and (tree := getattr(view, field)) is not None}
+    single: dict[str, Any] = {
+        field: {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tree.items()}
+        for field, tree in trees.items()
+    }
+    shared, defended = dict(view.shared or {}), set(view.defenses) - {"none"}
+    for name in view.update.keys() & view.params.keys():
+        if (moved := _rounded(view.params[name], view.update[name])) is None:
+            continue
+        single["update"][name] = moved
+        if defended and name in shared and shared[name].shape == moved.shape:
+            shared[name] = shared[name] & (moved != 0)
+    return replace(view, **single, shared=view.shared and shared)
+
+
+def _rounded(before: Tensor, update: Tensor) -> Tensor | None:
+    """What a client moved that rounded a float64 weight to float32 and answered so; None for any other client. A weight
+    of a client that computes in float64 is next to a float32 number by chance only."""
+    if {before.dtype, update.dtype} != {torch.float64} or before.shape != update.shape:
+        return None
+    after = before + update
+    near = (after - after.float()).abs() <= _LEAST * (before.abs() + after.abs())
+    return after.float() - before.float() if bool(near.all()) else None

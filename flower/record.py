@@ -26,6 +26,7 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -35,10 +36,11 @@ from torch import nn
 from prunella.attacks.engine.matching import check_tree, check_view
 from prunella.attacks.trace import save_trace
 from prunella.core.errors import AttackError, ConfigError, PrunellaError
-from prunella.core.trees import Tree, full_mask, subtract
+from prunella.core.trees import Tree, full_mask, map_trees
 from prunella.core.types import ServerView
 from prunella.core.untrusted import MAX_COUNT
 from prunella.flower.arrays import EXAMPLES, MARK, whole
+from prunella.flower.handled import wide
 from prunella.flower.layer import Layer, Trained
 from prunella.flower.legacy import positions
 from prunella.flower.notices import Undefended
@@ -85,6 +87,17 @@ def nothing_beside(message: Message) -> dict[str, Tree | None]:
     return {}
 
 
+def _as_answered(sent: Tree, answer: Tree) -> Tree:
+    """What was sent, as a client has it that answers in other types: servers' optimisers make float64 of a model, and
+    the rounding of a weight that a client left alone is no change that it sent."""
+    return map_trees(lambda before, after: before.to(after.dtype), sent, answer)
+
+
+def _single(tree: Tree) -> Tree:
+    """In float32, in which attacks compute."""
+    return map_trees(torch.Tensor.float, tree)
+
+
 def applied(content: RecordDict) -> tuple[str, ...]:
     """The defenses that a client with ``Defend`` says it applied, those of its owner's own among them, which nobody
     imports here: an update behind one is not an undefended one."""
@@ -121,6 +134,9 @@ class Recorder:
         own = self._own(records[0])
         tree = {own.get(name, name): tensor for name, tensor in from_dense(records[0]).items()}
         check_tree(f"the arrays of the message and {self.task.model}", tree, self._params | self._buffers)
+        if odd := [name for name in self._params if not tree[name].is_floating_point()]:
+            kind = str(tree[odd[0]].dtype).removeprefix("torch.")
+            raise AttackError(f"{odd[0]} is of {kind}, and a trace is of floating-point weights")
         # By the module's type: averaging makes a float of batch norm's counter.
         buffers = {name: tree[name] for name, buffer in self._buffers.items() if buffer.is_floating_point()}
         return {name: tree[name] for name in self._params}, buffers
@@ -169,14 +185,14 @@ class Recorder:
     def view(self, reply: RecordDict, params: Tree, buffers: Tree) -> ServerView:
         """What the server saw of one client. Raises ``AttackError`` when the answer does not fit what was sent."""
         after, received = self.split(reply)
-        update = subtract(after, params)
+        update = map_trees(lambda a, b: (wide(a) - wide(b)).float(), after, _as_answered(params, after))
         examples, training = self._count(reply.metric_records.values()), self.training
         return ServerView(
-            params,
+            _single(params),
             update,
             shared=full_mask(update),
-            buffers=buffers,
-            received_buffers=received,
+            buffers=_single(_as_answered(buffers, received)),
+            received_buffers=_single(received),
             num_examples=examples,
             steps=training.taken(examples),
             batch_size=min(training.batch_size, examples),

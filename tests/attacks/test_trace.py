@@ -57,6 +57,28 @@ def test_statistics_that_came_back_as_they_were_sent_are_of_a_frozen_batch_norm(
     assert again == recorded and recorded.build().state_dict().keys() == task.build().state_dict().keys()
 
 
+@pytest.mark.parametrize("answered", [torch.float32, torch.float64])
+def test_an_old_trace_of_a_float64_model_counts_no_rounding_as_a_change(
+    answered: torch.dtype, tmp_path: Path, task: Task
+) -> None:
+    """As recorded before: what a client answers in its own type, less the float64 weights that it was sent."""
+    generator = torch.Generator().manual_seed(0)
+    params = {name: tensor.double() / 3 for name, tensor in initial(task, 0)[0].items()}
+    chosen = {name: torch.rand(tensor.shape, generator=generator) < 0.2 for name, tensor in params.items()}
+    moved = {name: 0.1 * torch.rand(t.shape, generator=generator, dtype=torch.float64) for name, t in params.items()}
+    after = {name: tensor.to(answered) + chosen[name] * moved[name].to(answered) for name, tensor in params.items()}
+    update = {name: after[name] - params[name] for name in params}
+    assert all(each.dtype == torch.float64 for each in update.values())
+    shared = {name: tensor != 0 for name, tensor in update.items()}
+    save_trace(tmp_path / "a.trace", ServerView(params, update, shared=shared, defenses=("dgp",)), task, {})
+    view = load_trace(tmp_path / "a.trace", task)[0]
+    for name in params:
+        assert torch.equal(view.params[name], params[name].float())
+        own = after[name].float() - params[name].float() if answered == torch.float32 else update[name].float()
+        assert torch.equal(view.update[name], own)
+    assert view.shared is not None and all(torch.equal(view.shared[name], chosen[name]) for name in params)
+
+
 def test_a_replay_gives_the_same_attack(tmp_path: Path, full: ServerView, task: Task) -> None:
     from prunella.attacks.engine.inversion import Inversion, reconstruct
     from prunella.core.randomness import stream

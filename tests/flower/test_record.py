@@ -10,16 +10,18 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from prunella.attacks.trace import load_trace
+from prunella.attacks.trace import load_trace, norm_stood_still
 from prunella.benchmarks.engine.inprocess import FIRST_NODE, InProcessGrid, Tamper
 from prunella.core.errors import AttackError
 from prunella.core.files import write_tree
+from prunella.core.trees import density
 from prunella.deploy.errors import UsageError
 from prunella.deploy.tools.replay import Sources, replay
 from prunella.flower.arrays import MARK
 from prunella.flower.defend import Defend
 from prunella.flower.prune import Prune
 from prunella.flower.record import Record, Recorder, Training, applied, record
+from prunella.library.attack import attack
 from prunella.tasks.task import Task
 from tests.flower import foreign
 from tests.flower.foreign import make, run
@@ -80,6 +82,44 @@ def small(shape: object, classes: object) -> foreign.Net:
     return foreign.Net()
 
 
+@pytest.mark.parametrize(
+    "sent, answered",
+    [(torch.float64, torch.float32), (torch.float32, torch.float16), (torch.float64, torch.float64)],
+    ids=["fedadam", "half", "double"],
+)
+def test_a_weight_that_only_the_answer_s_type_rounds_was_withheld(
+    sent: torch.dtype, answered: torch.dtype, tmp_path: Path
+) -> None:
+    """FedAdam and its kind make float64 of a model, which clients answer in float32."""
+    task, seen = Task("tests.flower.test_record:small", (1, 8, 8), 10), foreign.Seen()
+    start = {name: tensor.to(sent) / 3 for name, tensor in foreign.Net().state_dict().items()}
+    app = make([Defend()], arrays=lambda model: ArrayRecord({n: t.to(answered) for n, t in model.state_dict().items()}))
+    strategy = Record(FedAvg(fraction_evaluate=0.0), tmp_path / "traces", task, Training(0.1, 8))
+    run(app, tmp_path / "state", {"defenses": "dgp"}, strategy, tamper=seen, start=ArrayRecord(start))
+    view, _, _ = load_trace(tmp_path / "traces" / "round-000001-node-100.safetensors", task)
+    after = foreign.tree(seen.trained()[0]["arrays"])
+    assert view.shared is not None
+    for name, tensor in after.items():
+        before = start[name].to(answered)
+        assert torch.equal(view.shared[name], tensor != before), name
+        assert torch.equal(view.params[name], start[name].float())
+        torch.testing.assert_close(view.update[name], (tensor.double() - before.double()).float(), rtol=0, atol=1e-7)
+    assert 0.15 < density(view.shared) < 0.25, "dgp sends a fifth"
+    assert attack((view, task), "ig", iterations=2).images is not None
+
+
+def test_the_statistics_of_a_frozen_batch_norm_stood_still_in_the_answer_s_type(tmp_path: Path) -> None:
+    recorder = Recorder(TASK, tmp_path, HOW)
+    plain = Net().state_dict()
+    sent = {name: (tensor.double() + 1) / 3 for name, tensor in plain.items()}  # the means too are not 0
+    params, buffers = recorder.split(RecordDict({"arrays": ArrayRecord(sent)}))
+    answer = {name: sent[name].to(tensor.dtype) for name, tensor in plain.items()}
+    view = recorder.view(
+        RecordDict({"arrays": ArrayRecord(answer), "metrics": MetricRecord({"num-examples": 1})}), params, buffers
+    )
+    assert norm_stood_still(view)
+
+
 def test_code_of_a_trace_runs_only_where_the_user_names_it(tmp_path: Path) -> None:
     start(record(FedAvg(), Recorder(TASK, tmp_path, HOW)), tmp_path)
     trace = tmp_path / "round-000001-node-100.safetensors"
@@ -123,8 +163,9 @@ def deeper(shape: object, classes: object) -> Net:
         (lambda reply: reply.content.array_records["arrays"].pop("fc.bias"), "missing ['fc.bias']"),
         (lambda reply: reply.content.__setitem__("more", ArrayRecord({})), "2 array records"),
         (lambda reply: reply.content.__setitem__("arrays", nan(reply)), "not finite"),
+        (lambda reply: reply.content.__setitem__("arrays", eighths(reply)), "is of int8"),
     ],
-    ids=["count", "endless", "layer", "records", "nan"],
+    ids=["count", "endless", "layer", "records", "nan", "int8"],
 )
 def test_an_answer_that_does_not_fit_costs_its_trace_only(spoil, told, tmp_path: Path, caplog) -> None:
     """The strategy gets the answer all the same: what it makes of it is its own affair."""
@@ -158,6 +199,11 @@ def test_an_answer_that_does_not_fit_costs_its_trace_only(spoil, told, tmp_path:
 def nan(reply: Message) -> ArrayRecord:
     state = reply.content.array_records["arrays"].to_torch_state_dict()
     return ArrayRecord({name: tensor * float("nan") for name, tensor in state.items()})
+
+
+def eighths(reply: Message) -> ArrayRecord:
+    state = reply.content.array_records["arrays"].to_torch_state_dict()
+    return ArrayRecord({name: (tensor * 8).to(torch.int8) for name, tensor in state.items()})
 
 
 def test_a_defense_of_somebody_s_own_is_recorded_by_its_name() -> None:
