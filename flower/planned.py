@@ -13,6 +13,7 @@ from prunella.core.trees import Mask, Tree, to_device
 from prunella.flower.handled import Handled, wide
 from prunella.flower.prunable import may_be_asked
 from prunella.flower.scheme import Known, LocalScheme
+from prunella.tasks.training import mode
 
 Parameters = Mapping[str, nn.Parameter]
 Accuracy = Callable[[nn.Module], float]
@@ -66,13 +67,9 @@ def _put(params: Parameters, weights: Tree) -> None:
 def _score(model: nn.Module, params: Parameters, weights: Tree, accuracy: Accuracy) -> float:
     """The app's score of these weights. The model stays as it was, its statistics too."""
     before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    modes = [(module, module.training) for module in model.modules()]
     _put(params, weights)
-    model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), mode(model, False):
             return float(accuracy(model))
     finally:
         model.load_state_dict(before)
-        for module, training in modes:
-            module.training = training

@@ -1,10 +1,10 @@
 """Gradients of single examples: what some defenses ask for.
 
-A pure function of the model; no statistics are updated. Examples are computed in groups of one constant size, the last
-filled up with blank ones: how a matrix product rounds depends on how many rows it has, and weights can be chosen that
-make of this rounding the whole gradient. Were the groups as large as the batch, one example more or less would change
-the gradients of all others, and a clip bound would bound nothing. On a GPU the order of every sum is fixed for the same
-reason (``core.device.repeatable``).
+A pure function of the model, whose layers stay in the mode that the caller put them in; no statistics are updated.
+Examples are computed in groups of one constant size, the last filled up with blank ones: how a matrix product rounds
+depends on how many rows it has, and weights can be chosen that make of this rounding the whole gradient. Were the
+groups as large as the batch, one example more or less would change the gradients of all others, and a clip bound would
+bound nothing. On a GPU the order of every sum is fixed for the same reason (``core.device.repeatable``).
 
 In a group of one size, too, some kernels round a row by its place, and one example less moves all later ones up: of
 linear layers on an x86 CPU those whose number of inputs is no multiple of four. So a network is asked once, with random
@@ -40,7 +40,7 @@ from prunella.core.errors import DefenseError
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree, map_trees, size
 from prunella.tasks.models.precode import take_divergence
-from prunella.tasks.training import drawing, mode
+from prunella.tasks.training import drawing
 
 FLOATS = 1 << 26  # of gradients held at a time: 256 MiB
 TOGETHER = 64  # examples computed at a time at most
@@ -90,7 +90,8 @@ def rounds_by_place(
     answer only, which takes far less time."""
     sizes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in params.items())
     shape, labels = tuple(x.shape[1:]), tuple(y.shape[1:])
-    key = (sizes, shape, labels, x.dtype, y.dtype, x.device, torch.get_num_threads(), group)
+    modes = tuple(layer.training for layer in module.modules())
+    key = (sizes, shape, labels, x.dtype, y.dtype, x.device, torch.get_num_threads(), modes, group)
     known = _placed.setdefault(module, {})
     if key not in known:
         drawn, weights = stream(0, purpose="an example that shows rounding"), _random_weights(params)
@@ -110,7 +111,7 @@ def rounds_by_place(
         answers = vmap(answer, in_dims=(None, 0), randomness="same")
         each = vmap(grad(loss), in_dims=(None, 0, 0), randomness="same")
         with torch.random.fork_rng([x.device] if x.is_cuda else []), drawing(module, None):
-            with repeatable(x.device), mode(module, True):
+            with repeatable(x.device):
                 with torch.no_grad():
                     found = any(apart(answers(weights, copies())) for _ in range(PROBES - 1))
                 known[key] = found or apart(
@@ -144,7 +145,7 @@ def per_example_gradients(
 
     if isinstance(x, Mapping):
         for row, label in enumerate(y):
-            with repeatable(label.device), mode(module, True):
+            with repeatable(label.device):
                 found = grad(loss)(leaves, {name: tensor[row].clone() for name, tensor in x.items()}, label)
             yield {name: found[name][None] for name in params}
         return
@@ -158,6 +159,6 @@ def per_example_gradients(
             images, labels = (
                 torch.cat([part, part.new_zeros((group - held, *part.shape[1:]))]) for part in (images, labels)
             )
-            with repeatable(labels.device), mode(module, True):
+            with repeatable(labels.device):
                 gradients = each(leaves, images, labels)
             yield {name: gradients[name][:held] for name in params}

@@ -27,7 +27,6 @@ from torch.func import functional_call, jvp, vmap
 from prunella.core.errors import ConfigError
 from prunella.core.trees import Tree
 from prunella.tasks.models.precode import take_divergence
-from prunella.tasks.training import mode
 
 SEEDS = 4  # sets of pixels moved at a time: more no longer save time, and cost memory
 PROBES = 32  # images run at a time to find out what a unit sees
@@ -37,7 +36,8 @@ Representation = Callable[[Tensor], Tensor]
 def representation_sensitivity(module: nn.Module, params: Tree, buffers: Tree, x: Tensor) -> tuple[str, Tensor, Tensor]:
     """Weight name of the last linear layer, its input r [B, F], and the norm of dr_f/dx for every example [B, F].
 
-    x [B, C, H, W]. No statistics are updated. ``ConfigError`` without a linear layer.
+    x [B, C, H, W]. Layers are in the mode that the caller put them in, and no statistics are updated. ``ConfigError``
+    without a linear layer.
     """
     linear = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     if not linear:
@@ -54,9 +54,8 @@ def representation_sensitivity(module: nn.Module, params: Tree, buffers: Tree, x
 
     hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     try:
-        with mode(module, True):
-            norms = _by_pixels(representation, x.detach())
-            features, backwards = _by_units(representation, x.detach(), norms is None)
+        norms = _by_pixels(representation, x.detach())
+        features, backwards = _by_units(representation, x.detach(), norms is None)
     finally:
         hook.remove()
     return f"{name}.weight" if name else "weight", features, backwards if norms is None else norms

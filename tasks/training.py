@@ -37,12 +37,15 @@ class Sgd:
 
 @contextmanager
 def mode(module: nn.Module, training: bool) -> Iterator[None]:
-    before = module.training
+    """Within, all of ``module`` is in training mode, or in evaluation mode. Afterwards every submodule is in its own
+    again: a batch norm that somebody froze by ``eval()`` stays frozen."""
+    before = [(layer, layer.training) for layer in module.modules()]
     module.train(training)
     try:
         yield
     finally:
-        module.train(before)
+        for layer, was in before:
+            layer.training = was
 
 
 @contextmanager

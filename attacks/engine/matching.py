@@ -39,7 +39,7 @@ from prunella.core.types import ServerView
 from prunella.tasks.models.layers import Shape
 from prunella.tasks.models.precode import Bottleneck
 from prunella.tasks.task import Task
-from prunella.tasks.training import Sgd, sgd_step
+from prunella.tasks.training import Sgd, mode, sgd_step
 
 
 @dataclass(frozen=True)
@@ -137,13 +137,8 @@ def recovered_support(view: ServerView) -> Mask:
 
 def show_zeros(module: nn.Module, shape: Shape) -> None:
     """Call the module, in evaluation mode, with an image of zeros [1, C, H, W], for what its hooks note."""
-    modes = [(layer, layer.training) for layer in module.modules()]
-    try:
-        with torch.no_grad():
-            module.eval()(torch.zeros(1, *shape, device=next((p.device for p in module.parameters()), None)))
-    finally:
-        for layer, training in modes:
-            layer.training = training
+    with torch.no_grad(), mode(module, False):
+        module(torch.zeros(1, *shape, device=next((p.device for p in module.parameters()), None)))
 
 
 def cuts(module: nn.Module, shape: Shape) -> list[tuple[int, frozenset[str]]]:

@@ -21,7 +21,7 @@ from prunella.strategies.round.small import Small, small_network
 from prunella.tasks.data import Examples
 from prunella.tasks.per_example import per_example_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
-from prunella.tasks.training import Sgd, drawing, loss_and_gradient, sgd_step
+from prunella.tasks.training import Sgd, drawing, loss_and_gradient, mode, sgd_step
 
 PLAIN = LocalPlan()
 
@@ -127,7 +127,7 @@ def train(
         x = present(chain, batch.x, state, generator)
         step = step_of(procedure, params, buffers, Examples(x, batch.y), received.mask, number)
         gradient = params  # not used by a defense with an epsilon, which makes it itself: x may be empty
-        with drawing(procedure.module, generator):
+        with mode(procedure.module, True), drawing(procedure.module, generator):
             if chain.private is None:
                 _, gradient, buffers = loss_and_gradient(procedure.module, params, buffers, x, batch.y)
             gradient, state = observe(chain, gradient, received.params, state, generator, step)

@@ -188,6 +188,37 @@ def test_what_cannot_defend_token_ids_refuses(defenses: str, loop: Any, told: st
     assert not seen.trained() and told in seen.errors[0]
 
 
+class Still(nn.Module):
+    """A batch norm and dropout, which the app keeps in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm2d(1), nn.Dropout(0.5)
+        self.hidden, self.out = nn.Linear(64, 20), nn.Linear(20, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(self.drop(torch.relu(self.hidden(self.norm(x).flatten(1)))))
+        return found
+
+
+def kept_still(model: nn.Module, message: Message, context: Context) -> None:
+    model.norm.eval()
+    model.drop.eval()
+    before = [layer.training for layer in model.modules()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    with protected(message, context, model) as guard:
+        for x, y in batches(0):
+            guard.step(x, y, cross_entropy, optimizer)
+            assert [layer.training for layer in model.modules()] == before
+
+
+def test_what_an_app_has_in_evaluation_mode_stays_there(tmp_path: Path) -> None:
+    """Statistics of a frozen batch norm would leave."""
+    moved, seen = arrived(make([Defend()], kept_still, Still), tmp_path, Still, "soteria")
+    assert not seen.errors and bool(moved["hidden.weight"].any())
+    assert not any(bool(moved[f"norm.running_{name}"].any()) for name in ("mean", "var"))
+
+
 class Sparse(nn.Module):
     """Words whose gradient is sparse."""
 

@@ -48,6 +48,18 @@ def test_equals_a_loop_whatever_the_chunk(monkeypatch: pytest.MonkeyPatch, float
             torch.testing.assert_close(together[name][i], p.grad, rtol=1e-4, atol=1e-6)
 
 
+def test_dropout_that_is_in_evaluation_mode_drops_nothing() -> None:
+    """Also where the same network was asked in training mode before."""
+    net, params = net_of(nn.Flatten(), nn.Linear(16, 30), nn.Dropout(0.5), nn.Linear(30, 3))
+    list(per_example_gradients(net, params, {}, X, Y))
+    found = torch.cat([chunk["3.weight"] for chunk in per_example_gradients(net.eval(), params, {}, X, Y)])
+    assert not any(layer.training for layer in net.modules())
+    for i in range(len(Y)):
+        net.zero_grad()
+        cross_entropy(net(X[i : i + 1]), Y[i : i + 1]).backward()
+        torch.testing.assert_close(found[i], net[3].weight.grad, rtol=1e-4, atol=1e-6)
+
+
 class Asking(nn.Module):
     """Takes its input by name and asks what is in it, as transformers do."""
 

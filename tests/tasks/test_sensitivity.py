@@ -131,3 +131,12 @@ def test_a_model_without_a_linear_layer_has_no_representation() -> None:
     net, params = net_of(nn.Conv2d(1, 3, 4), nn.Flatten())
     with pytest.raises(ConfigError, match="linear"):
         representation_sensitivity(net, params, {}, X.double())
+
+
+def test_layers_stay_in_the_mode_that_they_are_in() -> None:
+    """A frozen batch norm reads its running statistics, as where the model is trained."""
+    net, params = net_of(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 2))
+    net[1].eval()  # type: ignore[index]
+    _, features, norms = representation_sensitivity(net, params, {}, X.double())
+    assert not net[1].training and torch.allclose(features, net[:-1](X.double()))  # type: ignore[index]
+    torch.testing.assert_close(norms, one_by_one(net, net[:-1], X.double()))  # type: ignore[index]

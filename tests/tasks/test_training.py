@@ -5,7 +5,7 @@ from torch.nn.functional import cross_entropy
 
 from prunella.core.errors import ConfigError, DataError, KeyMismatch
 from prunella.core.trees import map_trees
-from prunella.tasks.training import Sgd, evaluate, loss_and_gradient, sgd_step
+from prunella.tasks.training import Sgd, evaluate, loss_and_gradient, mode, sgd_step
 
 SETTINGS = [Sgd(0.1), Sgd(0.1, momentum=0.9), Sgd(0.05, weight_decay=0.1), Sgd(0.1, momentum=0.5, weight_decay=0.01)]
 
@@ -45,6 +45,17 @@ def test_gradient_loss_and_buffers_are_autograds_on_the_module():
     assert after.keys() == buffers.keys()
     assert all(torch.allclose(after[name], module.get_buffer(name)) for name in after)
     assert not torch.equal(after["1.running_mean"], buffers["1.running_mean"])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_every_layer_is_in_one_mode_within_and_in_its_own_afterwards(training):
+    module = _normed().train()
+    module[1].eval()
+    before = [layer.training for layer in module.modules()]
+    with pytest.raises(ZeroDivisionError), mode(module, training):
+        assert all(layer.training == training for layer in module.modules())
+        raise ZeroDivisionError
+    assert [layer.training for layer in module.modules()] == before == [True, True, False, True, True]
 
 
 def test_nothing_given_is_changed():

@@ -114,9 +114,7 @@ def test_a_picture_of_a_part_is_a_picture(points: list[Point], tmp_path: Path) -
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-def test_without_a_federation_the_leak_of_every_chain_is_drawn(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_federation_the_leak_of_every_chain_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(standing, "save", lambda figure, *_: drawn.append(figure))
     other = replace(POINTS[2], label=("one-digit", "mnist", "noise", "matching"))

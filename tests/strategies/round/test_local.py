@@ -65,6 +65,15 @@ def test_pruned_weights_stay_zero_and_nothing_pruned_leaves(defense: str) -> Non
         assert not (result.outgoing.shared[name] & ~kept).any()
 
 
+@pytest.mark.parametrize("defense", ["none", "dp-sgd", "soteria"])
+def test_a_client_of_our_own_trains_in_training_mode_and_leaves_modes_as_they_were(defense: str) -> None:
+    procedure, received, batches, state = setting([defense])
+    seen = list[bool]()
+    procedure.module.eval().register_forward_hook(lambda layer, *_: seen.append(layer.training))
+    local_update(procedure, received, iter(batches), state, rehearsal(0, purpose="x"))
+    assert seen and all(seen) and not procedure.module.training
+
+
 def test_importance_is_the_mean_squared_gradient_also_outside_the_mask() -> None:
     procedure, received, batches, state = setting(["none"], keep=0.5)
     result = local_update(procedure, received, iter(batches[:1]), state, rehearsal(0, purpose="x"))
