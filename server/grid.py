@@ -14,17 +14,21 @@ pulls the parts of a reply: it looks for a missing part every ``LOOK`` seconds u
 that are there can still be fetched. Flower's pauses grow to 10 s, and it waits for two hours or 500 looks. A pull that
 belongs to no round, of answers to who is there and to audits, has ``ALONE`` seconds: a client that begins an upload and
 never ends it would hold up every round.
+
+A reply counts as that of the node that was asked, and of no other, whatever it says of itself (``server.envelopes``).
 """
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+
+from prunella.server.envelopes import of_who_was_asked
 
 LATE = 5.0  # seconds after the deadline in which an answer can still be fetched
 ALONE = 60.0  # seconds that a pull outside a round waits for what is missing of the replies that it found
@@ -51,6 +55,7 @@ class OrderedGrid(Grid):
 
     def __init__(self, grid: Grid, poll: float = 0.1, arriving: bool = False) -> None:
         self._grid, self._poll, self._arriving = grid, poll, arriving
+        self._open: dict[str, int] = {}  # the node asked, by message: those that ``pull_messages`` may be asked for
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
@@ -69,10 +74,18 @@ class OrderedGrid(Grid):
         return self._grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._grid.push_messages(messages)
+        messages = list(messages)
+        ids = list(self._grid.push_messages(messages))
+        self._open |= _nodes(ids, messages)
+        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self._pull(list(message_ids), time.monotonic() + ALONE)
+        """The replies that are there to messages of ``push_messages``."""
+        asked = {message_id: self._open[message_id] for message_id in message_ids}
+        replies = self._pull(asked, time.monotonic() + ALONE)
+        for reply in replies:
+            del self._open[reply.metadata.reply_to_message_id]
+        return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Replies, lazily. After ``timeout`` seconds only what is already there is taken."""
@@ -80,34 +93,35 @@ class OrderedGrid(Grid):
         if timeout is not None:
             for message in messages:
                 message.metadata.ttl = time.time() - message.metadata.created_at + timeout + LATE
-        ids = [message_id for message_id in self._grid.push_messages(messages) if message_id is not None]
+        asked = _nodes(self._grid.push_messages(messages), messages)
         receive = self._as_they_arrive if self._arriving else self._receive
-        return receive(ids, None if timeout is None else time.monotonic() + timeout)
+        return receive(asked, None if timeout is None else time.monotonic() + timeout)
 
-    def _receive(self, ids: list[str], end: float | None) -> Iterator[Message]:
+    def _receive(self, asked: Mapping[str, int], end: float | None) -> Iterator[Message]:
+        ids = list(asked)
         for number, message_id in enumerate(ids):
             since = time.monotonic()
             while True:
                 if end is not None and time.monotonic() >= end:
-                    yield from self._rest(ids[number:], end)
+                    yield from self._rest({left: asked[left] for left in ids[number:]}, end)
                     return
-                replies = self._pull([message_id], end)
+                replies = self._pull({message_id: asked[message_id]}, end)
                 yield from replies
                 if replies:
                     break
                 self._pause(since, end)
 
-    def _as_they_arrive(self, ids: list[str], end: float | None) -> Iterator[Message]:
+    def _as_they_arrive(self, asked: Mapping[str, int], end: float | None) -> Iterator[Message]:
         """Flower waits inside a pull for a reply whose upload has begun. So each look begins with another message: no
         client is always seen only after the same slow upload."""
-        since = time.monotonic()
+        since, ids = time.monotonic(), list(asked)
         while ids:
             if end is not None and time.monotonic() >= end:
-                yield from self._rest(ids, end)
+                yield from self._rest({left: asked[left] for left in ids}, end)
                 return
             answered = set()
             for message_id in ids:
-                for reply in self._pull([message_id], end):
+                for reply in self._pull({message_id: asked[message_id]}, end):
                     answered.add(message_id)
                     yield reply
             ids = [message_id for message_id in ids[1:] + ids[:1] if message_id not in answered]
@@ -120,14 +134,20 @@ class OrderedGrid(Grid):
         left = math.inf if end is None else max(0.0, end - now)
         time.sleep(min(left, max(self._poll, min(LOOK, SHARE * (now - since)))))
 
-    def _pull(self, ids: list[str], end: float | None) -> list[Message]:
+    def _pull(self, asked: Mapping[str, int], end: float | None) -> list[Message]:
         token = _deadline.set(end)
         try:
-            return list(self._grid.pull_messages(ids))
+            return of_who_was_asked(self._grid.pull_messages(list(asked)), asked)
         finally:
             _deadline.reset(token)
 
-    def _rest(self, ids: list[str], end: float) -> list[Message]:
+    def _rest(self, asked: Mapping[str, int], end: float) -> list[Message]:
         """All replies that are there after the deadline, in one call: asked for one by one, the last would expire."""
-        found = {reply.metadata.reply_to_message_id: reply for reply in self._pull(ids, end)}
-        return [found[message_id] for message_id in ids if message_id in found]
+        found = {reply.metadata.reply_to_message_id: reply for reply in self._pull(asked, end)}
+        return [found[message_id] for message_id in asked if message_id in found]
+
+
+def _nodes(ids: Iterable[str | None], messages: Iterable[Message]) -> dict[str, int]:
+    """The node that each message was sent to, by its id; Flower gives None to a message that it did not take."""
+    pairs = zip(ids, messages, strict=True)
+    return {message_id: message.metadata.dst_node_id for message_id, message in pairs if message_id is not None}

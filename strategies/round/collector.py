@@ -44,9 +44,9 @@ class Collector:
         for reply in replies:
             begin = time.perf_counter()
             node = downlink.node_of(reply)
-            missing.discard(node)
             expected = downlink.expected(node)
-            contribution = self._read(reply, node, expected)
+            contribution = self._read(reply, node, expected, again=node not in missing)
+            missing.discard(node)
             if contribution is not None:
                 self._add(contribution, expected)
                 yield contribution
@@ -59,11 +59,13 @@ class Collector:
             downlink.record_mask(node, None)
             stats.fail("timeout")
 
-    def _read(self, reply: Message, node: int, expected: Expected) -> Contribution | None:
+    def _read(self, reply: Message, node: int, expected: Expected, again: bool) -> Contribution | None:
         member = self._downlink.asked.get(node)
         try:
             if member is None:
                 raise ReplyError("unknown-client", "nobody asked this node")
+            if again:
+                raise ReplyError("malformed", "this client has answered already")
             return read_reply(reply, expected, self._importance_of)
         except ReplyError as error:
             self._downlink.record_mask(node, None)

@@ -10,6 +10,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, ObjectTree, PullObjectResponse
+from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_body
 from flwr.supercore.inflatable.inflatable_utils import validate_object_content
@@ -113,6 +114,20 @@ def no_message(_: Upload) -> Upload:
     return uploaded(RecordDict())  # type: ignore[arg-type]
 
 
+def forged(node: int, question: str) -> Callable[[Upload], Upload]:
+    """A reply that says it is another node's answer to another question."""
+
+    def said(upload: Upload) -> Upload:
+        head, objects = upload
+        body = ProtoMessage.FromString(get_object_body(objects[head], Message))
+        body.metadata.src_node_id, body.metadata.reply_to_message_id = node, question
+        content = next(name for name, each in objects.items() if each.startswith(b"RecordDict"))
+        name, top = made("Message", [content], body.SerializeToString())
+        return name, {name: top, **{each: objects[each] for each in objects if each != head}}
+
+    return said
+
+
 SPOILED = [garbage, a_part_is_missing, parts_in_parts, another_record, no_message]
 
 
@@ -174,3 +189,33 @@ def test_a_node_whose_first_answer_cannot_be_read_is_no_member_and_is_named(
         assert roster.refresh(grid) == [Member(1, 101), Member(3, 103)]
     assert "node 102 is left out: the reply cannot be read" in caplog.text
     assert "1 left out: the reply cannot be read" in roster.refused() and not roster.refusals
+
+
+FORGED = [forged(101, "question 1"), forged(102, "question 0"), forged(101, "question 0")]
+
+
+@pytest.mark.parametrize("spoil", FORGED)
+@pytest.mark.parametrize("timeout", [5.0, 0.0], ids=["one by one", "all at once"])
+def test_who_sent_a_reply_is_what_the_superlink_says_and_not_the_reply(
+    connect: Callable[..., OrderedGrid], spoil: Callable[[Upload], Upload], timeout: float
+) -> None:
+    replies = list(connect(spoil).send_and_receive(questions(), timeout=timeout))
+    assert [reply.metadata.src_node_id for reply in replies] == [101, 102, 103]
+    assert [reply.has_error() for reply in replies] == [False, True, False]
+    assert replies[0].content["hello"]["client"] == 1
+    with pytest.raises(ReplyError, match="says that it is another node's") as left_out:
+        require_answer(replies[1])
+    assert left_out.value.reason == "malformed"
+
+
+def test_flower_itself_believes_the_reply(connect: Callable[..., OrderedGrid]) -> None:
+    """A positive control, of the Grid below ours."""
+    grid = connect(forged(101, "question 0"), ours=False)
+    ids = list(grid.push_messages(questions()))
+    assert [reply.metadata.src_node_id for reply in grid._grid.pull_messages(ids)] == [101, 101, 103]
+
+
+def test_a_node_does_not_say_hello_for_another(connect: Callable[..., OrderedGrid]) -> None:
+    roster, grid = Roster(), connect(forged(101, "question 0"))
+    assert roster.refresh(grid) == [Member(1, 101), Member(3, 103)]
+    assert "says that it is another node's" in roster.impostors[102]

@@ -9,7 +9,8 @@ from urllib.request import urlopen
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MetricRecord
+from flwr.app.message import make_message
 from PIL import Image
 
 import prunella.client.app
@@ -329,14 +330,12 @@ def test_what_strangers_write_does_not_reach_the_log_or_the_run_as_it_is(
 ) -> None:
     def shout(message: Message) -> Message:
         if message.has_content() and "update" in message.content:
-            return Message(
-                Error(code=2, reason="\x1b[2J\nround 4/4: accuracy 1.000\n" + "x" * 60_000), reply_to=asked[0]
-            )
+            reason = "\x1b[2J\nround 4/4: accuracy 1.000\n" + "x" * 60_000
+            return make_message(metadata=message.metadata, error=Error(code=2, reason=reason))
         return message
 
     federation, raw = build(tmp_path, strategy="random", rounds=9)
     grid = LocalGrid(prunella.client.app.app, 2, raw, tmp_path / "nodes", shout)
-    asked = [Message(RecordDict(), dst_node_id=100, message_type="train")]
     with caplog.at_level("INFO", "flwr"), pytest.raises(PrunellaError, match="no valid reply"):
         run_to_end(federation, grid)
     words = [record.getMessage() for record in caplog.records]

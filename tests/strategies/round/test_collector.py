@@ -21,6 +21,18 @@ def test_a_reply_from_a_node_nobody_asked_is_left_out(tmp_path: Path) -> None:
     assert strategy.stats.replies == 1
 
 
+def test_a_second_reply_of_a_node_is_left_out(tmp_path: Path) -> None:
+    strategy, grid, arrays = build(tmp_path)
+    replies = grid.send_and_receive(strategy.configure_train(1, arrays, ConfigRecord(), grid))
+    once, _ = strategy.aggregate_train(1, list(replies))
+    assert strategy.stats.failures == {} and strategy.stats.replies == len(replies) == 2
+    strategy.stats = type(strategy.stats)()
+    twice, _ = strategy.aggregate_train(1, [replies[0], replies[0], replies[1], replies[0]])
+    assert strategy.stats.failures == {"malformed": 2} and strategy.stats.replies == 2
+    assert once is not None and twice is not None
+    assert all(torch.equal(t, from_dense(once)[n]) for n, t in from_dense(twice).items())
+
+
 def test_when_the_superlink_answers_for_a_dead_node_that_node_is_counted_once(tmp_path: Path) -> None:
     strategy, grid, arrays = build(tmp_path)
     messages = list(strategy.configure_train(1, arrays, ConfigRecord(), grid))
