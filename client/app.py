@@ -43,7 +43,7 @@ from prunella.client.self_attack import after_training, before_training
 from prunella.client.session import ServerRequest, Session
 from prunella.client.state import Memory, TrainedRound
 from prunella.client.training import importance_names, plan_of, reply_of, to_cpu, watched
-from prunella.client.widths import require_held, require_plain, tell_small
+from prunella.client.widths import require_held, tell_small
 from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.memory import keep_freed_memory
 from prunella.core.randomness import KEY_BYTES, PrivateGenerator
@@ -54,6 +54,7 @@ from prunella.privacy.chain import fits, flatten_state, present, start
 from prunella.privacy.channel import ChannelSettings, few_images
 from prunella.privacy.ledger.ledger import Tally, tallied
 from prunella.privacy.ledger.noisy_count import noisy_count
+from prunella.strategies import require_place
 from prunella.strategies.round.local import LocalResult, Received, local_update
 from prunella.strategies.secure_sum.letters import RECORD
 from prunella.tasks.data import class_names, require_same_classes
@@ -338,7 +339,7 @@ def hello(message: Message, context: Context) -> Message:
     node, asked = session.node, message.content.config_records.get("hello", ConfigRecord())
     classes = asked.get("classes")
     check_model(node.policy, session.run.model, session.data.like[1])
-    require_plain(session)
+    require_place(session.run, node.width)
     if isinstance(classes, list):
         require_same_classes(class_names(session.run.dataset, node.data), [str(name) for name in classes])
     own, rate = session.run.learning_rate, asked.get("learning-rate", session.run.learning_rate)

@@ -39,7 +39,7 @@ from prunella.privacy.accounting import Privacy
 from prunella.privacy.chain import Chain, working_chain
 from prunella.privacy.channel_personalized import own_map
 from prunella.privacy.ledger.ledger import digest
-from prunella.pruning.widths import sub_mask
+from prunella.pruning.widths import require_no_statistics, sub_mask
 from prunella.strategies import Scheme, find, require_summable, scheme_settings, validates
 from prunella.strategies.round.local import Procedure
 from prunella.strategies.round.roster import CONSENTS, MIN_WIDTH, Consent
@@ -167,12 +167,10 @@ class LocalData:
 
     @cached_property
     def held(self) -> Mask | None:
-        """What this node's width holds of the model; None: all. Raises ``ConfigError`` for a model with batch norm: its
-        statistics of channels that this node does not hold would be averaged with those of others."""
+        """What this node's width holds of the model; None: all. Raises ``ConfigError`` for a model with batch norm."""
         if self._node.width >= 1:
             return None
-        if self.like[1]:
-            raise ConfigError("a client with a width trains no model with batch norm: choose another, or width=1")
+        require_no_statistics(self.like[1])
         return sub_mask(self.task.build(), self.task.shape, self._node.width)
 
     @cached_property

@@ -9,7 +9,7 @@ the small network.
 Units are channels of groups (``pruning.channels``): layers whose outputs are added up hold the same first ones.
 
 Departures: the paper's scaler and masked cross-entropy are left out, and so is its batch norm without
-statistics: a client with a width takes part in models without buffers only (``client.session``).
+statistics: a client with a width takes part in models without buffers only (``require_no_statistics``).
 
 >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
 >>> {name: mask.int().tolist() for name, mask in sub_mask(net, (2,), 0.5).items()}
@@ -21,8 +21,16 @@ import math
 import torch
 from torch import nn
 
-from prunella.core.trees import Mask
+from prunella.core.errors import ConfigError
+from prunella.core.trees import Mask, Tree
 from prunella.pruning.channels import channel_groups, columns
+
+
+def require_no_statistics(buffers: Tree) -> None:
+    """Refuse a model with batch norm: its statistics of channels that a client does not hold would be averaged with
+    those of others. Raises ``ConfigError``."""
+    if buffers:
+        raise ConfigError("a client with a width trains no model with batch norm: choose another, or width=1")
 
 
 def sub_mask(module: nn.Module, shape: tuple[int, ...], width: float) -> Mask:

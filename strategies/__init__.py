@@ -4,13 +4,15 @@
 and what clients do for it. A new scheme is a module, its test and a line here.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from prunella.core.config import Raw, Run, parse_section
-from prunella.core.errors import ConfigError, unknown
+from prunella.core.errors import ConfigError, PrunellaError, unknown
 from prunella.privacy import DEFENSES
 from prunella.privacy.adgp import NAME as ADGP
 from prunella.privacy.adgp import AlignedPruning
+from prunella.pruning.widths import require_no_statistics
 from prunella.strategies import (
     fed_ltp_iterative,
     fed_ltp_one_shot,
@@ -30,6 +32,7 @@ from prunella.strategies.round.client_part import ClientPart
 from prunella.strategies.round.locations import LocationSets
 from prunella.strategies.round.robust import SECTIONS as ROBUST_SECTIONS
 from prunella.strategies.round.robust import build_aggregator
+from prunella.strategies.round.roster import Member
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
 from prunella.strategies.secure_sum.exchange import Exchange
@@ -126,12 +129,39 @@ def require_summable(run: Run) -> None:
                           f"{', '.join(missing)}")  # fmt: skip
 
 
+def require_place(run: Run, width: float) -> None:
+    """Refuse a run in which a client of this width has no place: where clients have masks of their own, location sets,
+    or one sum of vectors that are equally long. Raises ``ConfigError``."""
+    scheme = find(run.strategy)
+    own = scheme.personal or scheme.client.plan is not None
+    if width < 1 and (own or ADGP in run.defense_names or run.aggregation == SECURE_SUM):
+        raise ConfigError(
+            f"a client with a width takes part where all share one mask and each reply is read alone: choose another "
+            f"strategy than {run.strategy}, no {ADGP}, no {SECURE_SUM}, or width=1"
+        )
+
+
+def _require_width(strategy: MaskedMean, member: Member) -> None:
+    """What ``require_place`` asks of a client, asked by the server, which only has the client's word for its width; and
+    that the model has a sub-model of it. Raises ``PrunellaError``."""
+    if member.width >= 1:
+        return
+    require_place(strategy.run, member.width)
+    buffers = strategy.model.module.named_buffers()
+    require_no_statistics({name: buffer for name, buffer in buffers if buffer.is_floating_point()})
+    try:
+        strategy.downlink.require_narrow(member.width)
+    except PrunellaError as error:
+        raise ConfigError(f"no sub-model of a width: {error}: choose another model, or width=1") from None
+
+
 def build_strategy(run: Run, raw: Raw, model: ServerModel) -> MaskedMean:
     """The strategy named in the run, with its settings. Raises ``ConfigError`` listing the valid names."""
     scheme = find(run.strategy)
     made = scheme.strategy(run, model, scheme_settings(run.strategy, raw))
     require_summable(run)
     made.aggregator = build_aggregator(run, raw)
+    made.roster.require = partial(_require_width, made)
     if scheme.client.undone is not None and (
         guards := [n for n in run.defense_names if n in DEFENSES and DEFENSES[n].guards]
     ):

@@ -75,6 +75,11 @@ class Downlink:
         self._own = {member.node: self.personal.coded(member.client) or self._narrow(member) for member in members}
         return self._own
 
+    def require_narrow(self, width: float) -> None:
+        """Raises ``PrunellaError`` where the server cannot tell what a client of this width holds of the model."""
+        if self._sub_mask is not None:
+            self._sub_mask(width)
+
     def _narrow(self, member: Member) -> bytes | None:
         """What a client of a width gets of everybody's mask, coded."""
         if member.width >= 1 or self._sub_mask is None:

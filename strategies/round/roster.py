@@ -65,7 +65,8 @@ class Roster:
     ``spent`` are client numbers that are asked nothing more; ``refusals`` is, by node, why it does not take part in
     this run; ``classes`` are the names that the clients' classes must have, if any; ``learning_rate`` is
     what they must train at, since two releases may recommend different ones; ``numbering`` says which node has which
-    client number; ``impostors`` is, by node, why its answer or its client number was not accepted.
+    client number; ``require`` raises ``PrunellaError`` for a member that has no place in this run; ``impostors`` is, by
+    node, why its answer or its client number was not accepted.
 
     A question stays open however late its answer comes: where many clients start on one machine, the last answers after
     minutes, and if it were asked again every time the server stopped waiting, it would always be late. Not all are
@@ -79,6 +80,7 @@ class Roster:
         self.refusals: dict[int, str] = {}
         self.impostors: dict[int, str] = {}
         self.numbering = Numbering()
+        self.require: Callable[[Member], None] = lambda member: None
         self.spent: frozenset[int] = frozenset()
         self.classes: tuple[str, ...] = ()
         self.learning_rate: float | None = None
@@ -150,7 +152,14 @@ class Roster:
         return next((member for member in self.members.values() if member.client == client), None)
 
     def _admit(self, member: Member, online: list[int]) -> None:
-        """A client number belongs to the first node that states it: while it is online, or for good with keys."""
+        """A client number belongs to the first node that states it: while it is online, or for good with keys. What a
+        client says of itself must have a place in this run, whether or not its own release looked: one that does not
+        would end the run when it is sent its first model."""
+        try:
+            self.require(member)
+        except PrunellaError as error:
+            self._refused(member.node, str(error))
+            return
         holders = [m.node for m in self.members.values() if m.client == member.client]
         taken = f"client {member.client} is another node's" if set(holders) & set(online) else ""
         if why := taken or self.numbering.claim(member.client, member.node):

@@ -1,12 +1,15 @@
 from pathlib import Path
 
 import pytest
+import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from torch import Tensor, nn
 
 from prunella.core.errors import PrunellaError
 from prunella.strategies.round.numbering import Numbering
 from prunella.strategies.round.roster import MAX_CLIENT, Member, Roster, read_hello, sample
+from tests.server.test_rounds import build
 
 
 class HelloGrid:
@@ -219,3 +222,46 @@ def test_who_is_left_out_for_a_number_does_not_make_a_run_start_with_fewer() -> 
     grid = HelloGrid({4: {"client": 0}, 5: {"client": 1}, 9: {"client": 0}}, [4, 5, 9])
     with pytest.raises(PrunellaError, match="2 of 3 clients"):
         Roster().wait_for(grid, 3, timeout=0.1, least=2)
+
+
+class Branching(nn.Sequential):
+    """A model whose graph depends on its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = super().forward(x if bool(x.sum() > 0) else -x)
+        return found
+
+
+def branching(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return Branching(nn.Flatten(), nn.Linear(torch.Size(shape).numel(), 4), nn.ReLU(), nn.Linear(4, classes))
+
+
+SUMMED = {"aggregation": "secure-sum", "min_clients": 3}
+
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        ({"model": f"{__name__}:branching"}, "no sub-model of a width: this network's structure cannot be followed"),
+        ({"model": "resnet10"}, "no model with batch norm"),
+        *(({"strategy": name}, "share one mask") for name in ("feddst", "lotteryfl", "sparsyfed", "fed-ltp-iterative")),
+        ({"strategy": "random", "defenses": "adgp"}, "share one mask"),
+        ({"strategy": "random", "defenses": "none", **SUMMED}, "share one mask"),
+    ],
+)
+def test_a_width_that_has_no_place_in_the_run_is_not_let_in_on_the_clients_word(
+    run: dict[str, object], why: str, tmp_path: Path
+) -> None:
+    """Its own release would have refused; one that says a width all the same ended the run, and nobody knew who."""
+    roster = build(tmp_path, **run)[0].strategy.roster
+    grid = HelloGrid({4: {"client": 0, "width": 0.5}, 5: {"client": 1, "width": 1.0}}, [4, 5])
+    assert roster.refresh(grid) == [Member(1, 5)]
+    assert why in roster.refusals[4] and "width=1" in roster.refusals[4] and 5 not in roster.refusals
+    grid.table[4]["width"] = 1.0
+    roster._unanswered.clear()
+    assert [member.client for member in roster.refresh(grid)] == [0, 1] and not roster.refusals
+
+
+def test_a_width_that_has_a_place_is_let_in(tmp_path: Path) -> None:
+    roster = build(tmp_path, strategy="random")[0].strategy.roster
+    assert roster.refresh(HelloGrid({4: {"client": 0, "width": 0.5}}, [4])) == [Member(0, 4, "deny", 0.5)]
