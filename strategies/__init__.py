@@ -36,6 +36,7 @@ from prunella.strategies.round.roster import Member
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
 from prunella.strategies.secure_sum.exchange import Exchange
+from prunella.strategies.secure_sum.party import MOST as MOST_SUMMED
 from prunella.strategies.secure_sum.vector import NAME as SECURE_SUM
 from prunella.strategies.secure_sum.vector import SecureSum
 
@@ -122,7 +123,7 @@ def require_summable(run: Run) -> None:
         "values=float32": run.values == "float32",
         "evaluation=server": run.evaluation == "server",
         "speed-tiers=1": run.speed_tiers == 1,
-        f"min-clients={LEAST_SUMMED} or more": run.min_clients >= LEAST_SUMMED,
+        f"min-clients={LEAST_SUMMED} to {MOST_SUMMED}": LEAST_SUMMED <= run.min_clients <= MOST_SUMMED,
     }
     if missing := [what for what, there in wanted.items() if not there]:
         raise ConfigError(f"aggregation={SECURE_SUM} shows the server one sum and nothing of a client: set "

@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from logging import WARNING
 from typing import TypeVar
 
+import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from prunella.core.config import PLACES, Raw, Run, parse_section
 from prunella.core.errors import PrunellaError, WireError
+from prunella.core.randomness import stream
 from prunella.core.trees import Mask, Tree
 from prunella.core.untrusted import clean
 from prunella.privacy.ledger.ledger import digest
@@ -64,6 +66,7 @@ class Exchange:
         self.party: Party | None = None
         self.letters: dict[int, dict[int, bytes]] = {}  # by sender, by receiver
         self._round, self._members = 0, dict[int, Member]()
+        self._crowded = False  # whether the log says so
         self._grid: Grid | None = None
         self._stats = RoundStats()
 
@@ -73,10 +76,11 @@ class Exchange:
         return frozenset(self.letters)
 
     def gather(self, grid: Grid, round: int, chosen: Sequence[Member], stats: RoundStats) -> list[Member]:
-        """Keys and letters of the ``chosen``; returns who is asked to train, nobody where they are too few."""
+        """Keys and letters of the ``chosen``, of as many as a sum takes; returns who is asked to train, nobody where
+        they are too few."""
         self._grid, self._round, self._stats = grid, round, stats
         self.party, self.letters = None, {}
-        self._members = {member.client: member for member in chosen[:MOST]}
+        self._members = {member.client: member for member in self._drawn(chosen)}
         adverts = self._ask(KEYS, {client: ConfigRecord({}) for client in self._members}, self._advert)
         if not self._enough(len(adverts), FEWEST, "keys"):
             return []
@@ -88,6 +92,17 @@ class Exchange:
         if not self._enough(len(self.letters), self.party.threshold, "letters"):
             self.party, self.letters = None, {}
         return [self._members[client] for client in sorted(self.letters)]
+
+    def _drawn(self, chosen: Sequence[Member]) -> list[Member]:
+        """As many of the ``chosen`` as a sum takes, by seed and round, so that no client is left out of every round."""
+        if len(chosen) <= MOST:
+            return list(chosen)
+        if not self._crowded:
+            log(WARNING, "a masked sum takes %d clients, and %d are chosen: every round draws %d of them anew",
+                MOST, len(chosen), MOST)  # fmt: skip
+        self._crowded = True
+        order = torch.randperm(len(chosen), generator=stream(self.run.seed, round=self._round, purpose="sum"))
+        return [chosen[at] for at in sorted(order[:MOST].tolist())]
 
     def enclose(self, messages: Sequence[Message], clients: Mapping[int, Member]) -> None:
         """Put into every message that asks to train the letters to its client. ``clients`` are by node."""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -9,12 +10,20 @@ import torch
 from flwr.app import Message, RecordDict
 
 from prunella.client.session import Session
+from prunella.core.config import Run, parse_run
+from prunella.core.errors import ConfigError
 from prunella.core.trees import Tree
 from prunella.server import checkpoint
+from prunella.strategies import require_summable
 from prunella.strategies.round.local import LocalResult
+from prunella.strategies.round.roster import Member
+from prunella.strategies.round.stats import RoundStats
+from prunella.strategies.secure_sum.exchange import Exchange
 from prunella.strategies.secure_sum.fixed_point import GRID
+from prunella.strategies.secure_sum.party import MOST
 from prunella.tasks.task import Task, initial
-from tests.strategies.secure_sum.federated import Lossy, Route, client_of, go, lost
+from tests.local_grid import settings
+from tests.strategies.secure_sum.federated import RUN, Lossy, Route, client_of, go, lost
 
 STAGES = ("train.keys", "train.letters", "train", "train.vote", "train.reveal")
 Sent = dict[int, tuple[Tree, int]]
@@ -187,3 +196,25 @@ def test_masked_words_of_two_rounds_have_nothing_in_common(tmp_path: Path) -> No
     arrays = [np.frombuffer(data, np.uint8) for data in words]
     agreeing = [float((a == b).mean()) for i, a in enumerate(arrays) for b in arrays[:i]]
     assert max(agreeing) < 0.01  # one byte of 256 by chance
+
+
+def test_of_more_clients_than_a_sum_takes_each_round_draws_others_and_the_log_says_so_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = settings(**RUN)
+    exchange, asked = Exchange(parse_run({k: v for k, v in raw.items() if "." not in k}), raw), list[set[int]]()
+    monkeypatch.setattr(exchange, "_ask", lambda kind, clients, read: asked.append(set(clients)) or {})
+    rounds = [*range(1, 31), 1]
+    for round in rounds:
+        exchange.gather(Mock(), round, [Member(client, client) for client in range(MOST + 50)], RoundStats())
+    assert all(len(clients) == MOST for clients in asked) and asked[0] == asked[-1] != asked[1]
+    often = [sum(client in clients for clients in asked[:30]) for client in range(MOST + 50)]
+    assert min(often) > 24 - 5 * (30 * 0.8 * 0.2) ** 0.5, "each takes part in 24 of 30 rounds, on average"
+    assert caplog.text.count("a masked sum takes 200 clients, and 250 are chosen") == 1
+
+
+@pytest.mark.parametrize("wrong", [2, MOST + 1])
+def test_as_many_clients_as_no_sum_takes_are_refused_before_the_run(wrong: int) -> None:
+    with pytest.raises(ConfigError, match="set min-clients=3 to 200"):
+        require_summable(Run(aggregation="secure-sum", strategy="fedavg", defenses="none", min_clients=wrong))
+    require_summable(Run(aggregation="secure-sum", strategy="fedavg", defenses="none", min_clients=MOST))
