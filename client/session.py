@@ -195,7 +195,7 @@ class Session:
         self.raw: Raw = own_map(settled(given), own)
         self.run: Run = parse_run(self.raw)
         self.node = read_node(context.node_config)
-        require_summable(self.run)
+        require_summable(self.run, self.raw)
         check_run(self.node.policy, self.run, self.raw, self._privacy)
         self.name = self.run.name(context.run_id)
         self.device = pick_device(self.run.device)

@@ -177,6 +177,7 @@ def letters(session: Session, content: RecordDict, round: int) -> RecordDict:
     _require_summed(session)
     pending = _after(session, ADVERTISED, round)
     party = Party(pending.about, read_adverts(record_of(content)))
+    form_of(settings_of(session), len(party.clients))  # which raises where their sum does not fit its words
     session.node.trust.require(party)
     sealed = participant.share(pending.own, party, session.node.client)
     _write(session, replace(pending, stage=SHARED, party=party))

@@ -38,7 +38,7 @@ from prunella.strategies.round.strategy import MaskedMean
 from prunella.strategies.secure_sum.exchange import Exchange
 from prunella.strategies.secure_sum.party import MOST as MOST_SUMMED
 from prunella.strategies.secure_sum.vector import NAME as SECURE_SUM
-from prunella.strategies.secure_sum.vector import SecureSum
+from prunella.strategies.secure_sum.vector import SecureSum, form_of
 
 
 class Scheme(NamedTuple):
@@ -111,9 +111,9 @@ def one_public_mask(name: str) -> bool:
     return not scheme.personal and scheme.client == ClientPart()
 
 
-def require_summable(run: Run) -> None:
+def require_summable(run: Run, raw: Raw) -> None:
     """Refuse masked sums of a run in which something of one client's own would leave beside the sum, or has to be
-    looked at alone. Raises one ``ConfigError`` with all that must change."""
+    looked at alone, and one whose sums do not fit their words. Raises one ``ConfigError`` with all that must change."""
     if run.aggregation != SECURE_SUM:
         return
     wanted = {
@@ -128,6 +128,7 @@ def require_summable(run: Run) -> None:
     if missing := [what for what, there in wanted.items() if not there]:
         raise ConfigError(f"aggregation={SECURE_SUM} shows the server one sum and nothing of a client: set "
                           f"{', '.join(missing)}")  # fmt: skip
+    form_of(parse_section(raw, SECURE_SUM, SecureSum), run.min_clients)  # which raises where it does not fit
 
 
 def require_place(run: Run, width: float) -> None:
@@ -160,7 +161,7 @@ def build_strategy(run: Run, raw: Raw, model: ServerModel) -> MaskedMean:
     """The strategy named in the run, with its settings. Raises ``ConfigError`` listing the valid names."""
     scheme = find(run.strategy)
     made = scheme.strategy(run, model, scheme_settings(run.strategy, raw))
-    require_summable(run)
+    require_summable(run, raw)
     made.aggregator = build_aggregator(run, raw)
     made.roster.require = partial(_require_width, made)
     if scheme.client.undone is not None and (

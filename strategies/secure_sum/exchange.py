@@ -39,7 +39,7 @@ from prunella.strategies.secure_sum.letters import (
 from prunella.strategies.secure_sum.party import FEWEST, MOST, Advert, Party
 from prunella.strategies.secure_sum.primitives import SHARE
 from prunella.strategies.secure_sum.summation import Revealed
-from prunella.strategies.secure_sum.vector import NAME, SecureSum
+from prunella.strategies.secure_sum.vector import NAME, SecureSum, most_clients
 
 T = TypeVar("T")
 
@@ -95,14 +95,16 @@ class Exchange:
 
     def _drawn(self, chosen: Sequence[Member]) -> list[Member]:
         """As many of the ``chosen`` as a sum takes, by seed and round, so that no client is left out of every round."""
-        if len(chosen) <= MOST:
+        most = most_clients(self.settings)
+        if len(chosen) <= most:
             return list(chosen)
         if not self._crowded:
-            log(WARNING, "a masked sum takes %d clients, and %d are chosen: every round draws %d of them anew",
-                MOST, len(chosen), MOST)  # fmt: skip
+            fix = "" if most == MOST else ": for more, lower secure-sum.range or secure-sum.examples"
+            log(WARNING, "a masked sum takes %d clients, and %d are chosen: every round draws %d of them anew%s",
+                most, len(chosen), most, fix)  # fmt: skip
         self._crowded = True
         order = torch.randperm(len(chosen), generator=stream(self.run.seed, round=self._round, purpose="sum"))
-        return [chosen[at] for at in sorted(order[:MOST].tolist())]
+        return [chosen[at] for at in sorted(order[:most].tolist())]
 
     def enclose(self, messages: Sequence[Message], clients: Mapping[int, Member]) -> None:
         """Put into every message that asks to train the letters to its client. ``clients`` are by node."""

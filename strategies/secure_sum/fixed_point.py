@@ -49,7 +49,7 @@ class FixedPoint:
     @property
     def most(self) -> int:
         """The largest magnitude of one client's value, in grid steps."""
-        return int(self.range / GRID)
+        return steps(self.range)
 
     @property
     def width(self) -> int:
@@ -61,6 +61,20 @@ class FixedPoint:
     def ones(self) -> int:
         """The modulus less one."""
         return (1 << 8 * self.width) - 1
+
+
+def steps(range: float) -> int:
+    """Grid steps from 0 to the end of a range; of one that no sum fits, as many as no sum fits."""
+    return int(min(range / GRID, 2.0 ** (8 * WIDEST)))
+
+
+def capacity(range: float, weight: int) -> int:
+    """The most clients whose sum 56 bits hold.
+
+    >>> capacity(16.0, 65536), capacity(1e9, 65536)
+    (32767, 0)
+    """
+    return ((1 << 8 * WIDEST) - 2) // (2 * weight * max(steps(range), 1))
 
 
 def encode(values: NDArray[np.float64], weight: int, form: FixedPoint) -> Words:

@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 from prunella.core.config import Count, Positive
 from prunella.core.errors import WireError
 from prunella.core.trees import Mask, Tree, full_mask, require_same_names
-from prunella.strategies.secure_sum.fixed_point import GRID, FixedPoint, Integers, Words, decode, encode, reduced
+from prunella.strategies.secure_sum.fixed_point import (
+    GRID,
+    FixedPoint,
+    Integers,
+    Words,
+    capacity,
+    decode,
+    encode,
+    reduced,
+)
+from prunella.strategies.secure_sum.party import MOST
 
 NAME = "secure-sum"
 
@@ -36,6 +46,11 @@ class SecureSum:
 def form_of(settings: SecureSum, clients: int) -> FixedPoint:
     """The numbers of a sum of so many clients."""
     return FixedPoint(settings.range, settings.examples, clients)
+
+
+def most_clients(settings: SecureSum) -> int:
+    """The most clients of a sum under these settings."""
+    return min(MOST, capacity(settings.range, settings.examples))
 
 
 def _values(tree: Tree, mask: Mask) -> list[NDArray[np.float64]]:

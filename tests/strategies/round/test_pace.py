@@ -159,7 +159,7 @@ def test_an_error_is_no_measurement_and_no_miss() -> None:
 
 def test_a_masked_sum_is_refused() -> None:
     with pytest.raises(ConfigError, match="speed-tiers=1"):
-        require_summable(Run(aggregation="secure-sum", speed_tiers=2))
+        require_summable(Run(aggregation="secure-sum", speed_tiers=2), {})
 
 
 def test_an_account_counts_every_round_a_client_was_asked_in_whole(tmp_path: Path) -> None:

@@ -216,5 +216,22 @@ def test_of_more_clients_than_a_sum_takes_each_round_draws_others_and_the_log_sa
 @pytest.mark.parametrize("wrong", [2, MOST + 1])
 def test_as_many_clients_as_no_sum_takes_are_refused_before_the_run(wrong: int) -> None:
     with pytest.raises(ConfigError, match="set min-clients=3 to 200"):
-        require_summable(Run(aggregation="secure-sum", strategy="fedavg", defenses="none", min_clients=wrong))
-    require_summable(Run(aggregation="secure-sum", strategy="fedavg", defenses="none", min_clients=MOST))
+        require_summable(Run(aggregation="secure-sum", strategy="fedavg", defenses="none", min_clients=wrong), {})
+    require_summable(Run(aggregation="secure-sum", strategy="fedavg", defenses="none", min_clients=MOST), {})
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"secure-sum.range": 1e9}, {"secure-sum.examples": 10**9}, {"secure-sum.range": 1e305}]
+)
+def test_numbers_that_fit_no_sum_are_refused_before_the_run(wrong: dict[str, float]) -> None:
+    run = Run(aggregation="secure-sum", strategy="fedavg", defenses="none", min_clients=3)
+    with pytest.raises(ConfigError, match="lower secure-sum.range or secure-sum.examples"):
+        require_summable(run, wrong)
+
+
+def test_one_more_client_than_fits_is_left_out_of_the_round_and_the_run_goes_on(tmp_path: Path) -> None:
+    """5 clients fit: 2^56 > 2 · 5 · 65536 · 10^5 · 2^20."""
+    federation, grid = go(tmp_path, clients=6, rounds=2, secure_sum__range=1e5)
+    trained = [client_of(m) for m in grid.sent if m.metadata.message_type == "train"]
+    assert len(trained) == 10 and federation.strategy.stats.replies == 5
+    assert federation.counters["rounds_void_total"] == 0

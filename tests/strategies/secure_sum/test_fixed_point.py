@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunella.core.errors import ConfigError
-from prunella.strategies.secure_sum.fixed_point import GRID, FixedPoint, decode, encode, pack, reduced, unpack
+from prunella.strategies.secure_sum.fixed_point import GRID, FixedPoint, capacity, decode, encode, pack, reduced, unpack
 
 
 @pytest.mark.parametrize("clients", [2, 10, 200])
@@ -51,3 +51,11 @@ def test_a_client_whose_update_is_not_finite_adds_nothing(value: float) -> None:
 def test_sums_that_no_word_holds_are_refused() -> None:
     with pytest.raises(ConfigError, match="lower secure-sum.range"):
         FixedPoint(1e9, 65536, 200)
+
+
+@pytest.mark.parametrize(("range", "weight"), [(16.0, 10**9), (1e5, 65536), (1e-9, 10**9), (1e6, 1000)])
+def test_one_client_more_than_the_capacity_does_not_fit(range: float, weight: int) -> None:
+    most = capacity(range, weight)
+    assert FixedPoint(range, weight, most).width == 7
+    with pytest.raises(ConfigError, match=f"sums of {most + 1} clients"):
+        FixedPoint(range, weight, most + 1)
