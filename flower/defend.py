@@ -72,7 +72,7 @@ from prunella.flower.handled import (
     resumed,
     wide,
 )
-from prunella.flower.notices import tell_statistics, tell_withheld
+from prunella.flower.notices import is_finite_number, tell_statistics, tell_withheld
 from prunella.flower.received import fresh_weights, open_model, tells_mask
 from prunella.flower.scheme import BASE, FIRST, IMPORTANCE, SchemeOrder, Settled
 from prunella.flower.site import Site
@@ -208,7 +208,7 @@ def told(site: Site, content: RecordDict, listed: frozenset[str]) -> dict[str, M
             {
                 n: v if exact or n == EXAMPLES else type(v)(float(f"{v:.3g}"))
                 for n, v in record.items()
-                if n in allowed and isinstance(v, int | float) and -1e300 < v < 1e300
+                if n in allowed and is_finite_number(v)
             }
         )
         for name, record in list(content.metric_records.items())[:1]

@@ -46,18 +46,28 @@ def countable(content: RecordDict, key: str) -> bool:
     return len(counts) == 1 and isinstance(counts[0], int | float) and 1 <= counts[0] <= MAX_COUNT
 
 
-def common_metrics(contents: list[RecordDict]) -> None:
-    """Leave out the metrics that not every reply has in one form: as a number, or as a list of as many."""
+def weight_key(strategy: Strategy) -> str:
+    """The metric by which a strategy averages."""
+    return str(getattr(strategy, "weighted_by_key", EXAMPLES))
+
+
+def common_metrics(replies: Iterable[Message], strategy: Strategy) -> list[Message]:
+    """The replies without the metrics that not every one of them has in one form: as a number, or as a list of as many.
+    Flower's strategies end the run over one. What ``strategy`` averages by stays."""
+    replies = list(replies)
+    contents = [reply.content for reply in replies if not reply.has_error()]
 
     def forms(record: MetricRecord) -> set[tuple[str, int]]:
         return {(key, len(value) if isinstance(value, list) else -1) for key, value in record.items()}
 
     records = [record for content in contents for record in content.metric_records.values()]
     common = {key for key, _ in set.intersection(*map(forms, records))} if records else set()
+    common.add(weight_key(strategy))
     for content in contents:
         for name, record in list(content.metric_records.items()):
             if record.keys() - common:
                 content[name] = MetricRecord({key: value for key, value in record.items() if key in common})
+    return replies
 
 
 def fill(held: list[tuple[RecordDict, Mask, float]], previous: Tree) -> None:
@@ -131,7 +141,7 @@ class Layer(Strategy):
     @property
     def weight(self) -> str:
         """The metric by which the strategy averages."""
-        return str(getattr(self.strategy, "weighted_by_key", EXAMPLES))
+        return weight_key(self.strategy)
 
     def summary(self) -> None:
         self.strategy.summary()
@@ -142,7 +152,7 @@ class Layer(Strategy):
         return self.strategy.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Trained:
-        return self.strategy.aggregate_train(server_round, replies)
+        return self.strategy.aggregate_train(server_round, self._comparable(replies))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -150,4 +160,8 @@ class Layer(Strategy):
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        return self.strategy.aggregate_evaluate(server_round, replies)
+        return self.strategy.aggregate_evaluate(server_round, self._comparable(replies))
+
+    def _comparable(self, replies: Iterable[Message]) -> Iterable[Message]:
+        """By the innermost layer: those outside of it have left out whose answers do not count."""
+        return replies if isinstance(self.strategy, Layer) else common_metrics(replies, self.strategy)

@@ -6,10 +6,10 @@ batch norm's statistics leave undefended, and which numbers stay there.
 
 from collections.abc import Container, Iterable, Mapping
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import Message, MetricRecord, RecordDict
 from flwr.common.config import get_fused_config
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -80,9 +80,24 @@ def tell_statistics(site: Site, after: Tree, before: Tree) -> None:
         )
 
 
+def is_finite_number(value: object) -> TypeGuard[int | float]:
+    """Whether a metric is of the kind that leaves: no list, and neither NaN nor infinite."""
+    return isinstance(value, int | float) and -1e300 < value < 1e300
+
+
 def tell_withheld(site: Site, content: RecordDict, listed: Container[str]) -> None:
-    """Name once in a run, in the site's log, the numbers of an answer that stay on the client."""
+    """Name once in a run, in the site's log, the numbers of an answer that stay on the client: those that are not
+    listed, and of those listed the ones that are no finite number of the first record of metrics."""
     names = dict.fromkeys(name for record in content.metric_records.values() for name in record)
+    leaving = next(iter(content.metric_records.values()), MetricRecord())
+    dropped = [n for n in names if n in listed and not is_finite_number(leaving.get(n))]
+    if dropped and site.first("dropped"):
+        log(
+            WARNING,
+            "metrics that are listed and did not leave: %s; only finite numbers of one record leave, no lists. Where "
+            "another client tells one, Flower's strategies end the run, unless Record, Prune or Robust is around them",
+            ", ".join(dropped),
+        )
     kept = [name for name in names if name != EXAMPLES and name not in listed]
     if not kept or not site.first("withheld"):
         return

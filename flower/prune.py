@@ -56,7 +56,7 @@ from prunella.flower.arrays import (
     open_answer,
     whole,
 )
-from prunella.flower.layer import Layer, Trained, common_metrics, countable, fill, of_one_form
+from prunella.flower.layer import Layer, Trained, countable, fill, of_one_form
 from prunella.flower.nodes import KnownNodes, masked
 from prunella.flower.notices import Undefended
 from prunella.flower.record import Record, applied, is_recorded
@@ -327,7 +327,6 @@ class Prune(Layer):
                 held.append((plain, found.base, found.weight))
         if self._scheme is not None and any(base is not self.mask for _, base, _ in held):
             fill(held, self._scheme.downlink.expected().params)
-        common_metrics([reply.content for reply in result if not reply.has_error()])
         return result
 
     def _leave_out(self, reply: Message, why: object) -> None:

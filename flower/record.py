@@ -1,8 +1,9 @@
 """What the server of any Flower app sees of its clients, recorded as traces to attack later.
 
 ``Record`` wraps a strategy of the Message API; from then on what was sent to a chosen client and what it answered
-become one trace (``attacks.trace``) each round. Nothing the strategy sees changes. ``record`` does the same to the
-strategy itself, and gives it back.
+become one trace (``attacks.trace``) each round. Nothing the strategy sees changes, but that a metric is left out which
+not every client tells, since Flower's strategies end the run over one. ``record`` does the same to the strategy itself,
+and gives it back.
 
     task = Task("my_app.model:build", (3, 32, 32), 10)
     strategy = Record(FedAvg(), "traces", task, Training(learning_rate=0.1, batch_size=32))
@@ -41,7 +42,7 @@ from prunella.core.types import ServerView
 from prunella.core.untrusted import MAX_COUNT
 from prunella.flower.arrays import EXAMPLES, MARK, whole
 from prunella.flower.handled import wide
-from prunella.flower.layer import Layer, Trained
+from prunella.flower.layer import Layer, Trained, common_metrics
 from prunella.flower.legacy import positions
 from prunella.flower.notices import Undefended
 from prunella.privacy import DEFENSES
@@ -238,6 +239,7 @@ def record(strategy: Strategy, recorder: Recorder) -> Strategy:
             f"record() cannot read what {coding[0]} sends: write Record({coding[0]}(...), folder, task, training)"
         )
     configure, aggregate = strategy.configure_train, strategy.aggregate_train
+    evaluated = strategy.aggregate_evaluate
     undefended = Undefended()
 
     def configure_train(server_round: int, *args: Any, **kwargs: Any) -> Iterable[Message]:
@@ -245,10 +247,15 @@ def record(strategy: Strategy, recorder: Recorder) -> Strategy:
         return recorder.remember(server_round, configure(server_round, *args, **kwargs))
 
     def aggregate_train(server_round: int, replies: Iterable[Message]) -> Any:
-        return aggregate(server_round, recorder.record(server_round, undefended.look(replies)))
+        recorded = recorder.record(server_round, undefended.look(replies))
+        return aggregate(server_round, recorded if layers else common_metrics(recorded, strategy))
+
+    def aggregate_evaluate(server_round: int, replies: Iterable[Message]) -> Any:
+        return evaluated(server_round, replies if layers else common_metrics(replies, strategy))
 
     # On the object and not in a subclass: a strategy with a start() of its own, or wrapped in others, stays what it is.
     vars(strategy).update({"configure_train": configure_train, "aggregate_train": aggregate_train, RECORDED: True})
+    vars(strategy).update({"aggregate_evaluate": aggregate_evaluate})
     return strategy
 
 

@@ -24,7 +24,7 @@ from prunella.core.config import kebab, parse_section
 from prunella.core.errors import WireError, unknown
 from prunella.core.trees import Tree, full_mask, subtract
 from prunella.flower.arrays import OWN, fits, whole
-from prunella.flower.layer import Layer, Trained, common_metrics, countable, of_one_form
+from prunella.flower.layer import Layer, Trained, countable, of_one_form
 from prunella.strategies.round.robust import BESIDE_NORM_BOUND, ROBUST, Median, by_median, quorum
 from prunella.wire.records import from_dense, to_dense
 
@@ -67,7 +67,6 @@ class Robust(Layer):
             model = {key: merged[key].to(self._before[key].dtype) for key in tree}
             others |= {n: MetricRecord({**r, self.weight: 1}) for n, r in reply.content.metric_records.items()}
             reply.content = RecordDict({name: to_dense(model), **others})
-        common_metrics([reply.content for reply, _ in read])
         return super().aggregate_train(server_round, [*(reply for reply, _ in read), *errors])
 
     def _read(self, replies: Iterable[Message]) -> tuple[list[tuple[Message, Tree]], list[Message]]:

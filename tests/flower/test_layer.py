@@ -1,13 +1,26 @@
 """Layers stack and hand on."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
+import torch
+from flwr.app import Message
 from flwr.server.strategy import FedAvg as OlderFedAvg
 from flwr.server.strategy import Strategy as OlderStrategy
-from flwr.serverapp.strategy import FedAdam, FedAvg
+from flwr.serverapp.exception import InconsistentMessageReplies
+from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
 
+from prunella.benchmarks.engine.inprocess import FIRST_NODE
 from prunella.core.errors import ConfigError
 from prunella.flower.layer import Layer
+from prunella.flower.prune import Prune
+from prunella.flower.record import Record, Recorder, Training, record
+from prunella.flower.robust import Robust
+from prunella.tasks.task import Task
 from tests.flower.foreign import make, run, tree
+
+TASK, HOW = Task("tests.flower.test_record:small", (1, 8, 8), 10), Training(0.1, 8)
 
 
 def test_two_layers_that_do_nothing_change_nothing(tmp_path) -> None:
@@ -30,3 +43,47 @@ def test_only_strategies_that_flower_starts_can_be_wrapped() -> None:
     assert isinstance(Layer(OlderFedAvg()), OlderStrategy)  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
         Layer(FedAvg()).nothing  # noqa: B018
+
+
+def silent(reply: Message) -> Message:
+    """One of the clients tells neither its loss in training nor that in evaluation."""
+    for numbers in reply.content.metric_records.values() if reply.metadata.src_node_id == FIRST_NODE else ():
+        for name in ("train_loss", "eval_loss"):
+            numbers.pop(name, None)
+    return reply
+
+
+WRAPS: dict[str, Callable[[Path], Strategy]] = {
+    "layer": lambda folder: Layer(FedAvg()),
+    "recorded": lambda folder: Record(FedAvg(), folder, TASK, HOW),
+    "by function": lambda folder: record(FedAvg(), Recorder(TASK, folder, HOW)),
+    "by function around a layer": lambda folder: record(Robust(FedAvg(), "median"), Recorder(TASK, folder, HOW)),
+    "pruned": lambda folder: Prune(FedAvg(), "random", rate=0.0),
+    "robust": lambda folder: Robust(FedAvg(), "median"),
+    "all": lambda folder: Record(Prune(Robust(FedAvg(), "median"), "random", rate=0.0), folder, TASK, HOW),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_a_metric_that_one_client_does_not_tell_is_left_out_and_ends_no_run(wrap: str, tmp_path: Path) -> None:
+    with pytest.raises(InconsistentMessageReplies):
+        run(make([]), tmp_path / "bare", {}, FedAvg(), tamper=silent)
+    whole = run(make([]), tmp_path / "a", {}, WRAPS[wrap](tmp_path / "whole"), clients=3)
+    assert whole.train_metrics_clientapp[1].keys() == {"train_loss", "secret"}
+    result = run(make([]), tmp_path / "b", {}, WRAPS[wrap](tmp_path / "traces"), clients=3, tamper=silent)
+    assert result.train_metrics_clientapp[1].keys() == {"secret"}
+    assert result.evaluate_metrics_clientapp[1].keys() == {"labels"}
+    torch.testing.assert_close(tree(result.arrays), tree(whole.arrays))  # but for the order of the sum
+
+
+def test_a_client_that_tells_nothing_takes_no_metric_from_the_others(tmp_path: Path) -> None:
+    """A layer inside leaves it out, since it says no weight, before the metrics are compared."""
+
+    def tamper(reply: Message) -> Message:
+        for numbers in reply.content.metric_records.values() if reply.metadata.src_node_id == FIRST_NODE else ():
+            if "train_loss" in numbers:
+                numbers.clear()
+        return reply
+
+    result = run(make([]), tmp_path / "state", {}, WRAPS["all"](tmp_path / "traces"), clients=4, tamper=tamper)
+    assert result.train_metrics_clientapp[1].keys() == {"train_loss", "secret"}

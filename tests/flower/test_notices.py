@@ -106,5 +106,15 @@ def test_numbers_that_stay_are_named_once_with_what_lets_them_out(tmp_path: Path
     assert "train_loss, secret; list" in stay[0] and "Defend(metrics=('train_loss', 'secret'))" in stay[0]
     assert "eval_loss, labels" in stay[2]
     told.lines.clear()
-    run(make([Defend(metrics=("train_loss", "secret"))]), tmp_path / "b", DGP)
+    run(make([Defend(metrics=("train_loss", "secret"))]), tmp_path / "b", DGP, rounds=2)
     assert not told.of("stay on this client")
+
+
+@pytest.mark.parametrize(("loss", "stay"), [(0.5, "secret"), (float("nan"), "train_loss, secret")])
+def test_listed_numbers_that_cannot_leave_are_named_once(loss: float, stay: str, tmp_path: Path, told: Told) -> None:
+    """The app's ``secret`` is a list."""
+    app = make([Defend(metrics=("train_loss", "secret"))], lambda model, message, context: loss)
+    run(app, tmp_path, DGP, FedAvg(**QUIET), rounds=2)
+    found = told.of("did not leave")
+    assert len(found) == 2, "of two clients"
+    assert found[0][0] == logging.WARNING and f"listed and did not leave: {stay};" in found[0][1]
