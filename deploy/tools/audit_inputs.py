@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch import Generator, Tensor
 
@@ -78,6 +79,21 @@ def require_pixels(path: Path, x: Tensor) -> None:
         )
 
 
+def labelled_images(path: Path, x: Tensor, y: Tensor, task: Task) -> PrivateBatch:
+    """Images and labels of a file, if they are examples of the ``task``. Raises ``UsageError``."""
+    images, labels = x.float(), y.long()
+    if tuple(images.shape[1:]) != task.shape or not len(images):
+        takes = ", ".join(map(str, task.shape))
+        raise UsageError(f"{path} has images x of shape {list(x.shape)}, and the model takes [N, {takes}]")
+    require_pixels(path, images)
+    if labels.shape != (len(images),):
+        advice = "name the class of each, as y.argmax(1) of one-hot labels" if y.dim() > 1 else "one label an image"
+        raise UsageError(f"{path} has labels y of shape {list(y.shape)} for {len(images)} images: {advice}")
+    if not torch.equal(labels.to(y.dtype), y) or not are_classes(labels, task.classes):
+        raise UsageError(f"{path}: the labels y must be classes from 0 to {task.classes - 1}")
+    return PrivateBatch(images, labels)
+
+
 def membership_examples(path: Path | None, option: str, task: Task) -> MembershipExamples:
     """Read examples of the ``task`` with their membership. Raises ``UsageError``."""
     if path is None:
@@ -85,11 +101,7 @@ def membership_examples(path: Path | None, option: str, task: Task) -> Membershi
     tree = read_tensors(path, ("x", "y", "member"))
     if not len(tree["x"]) == len(tree["y"]) == len(tree["member"]):
         raise UsageError(f"{path}: x, y and member must have the same length")
-    require_pixels(path, tree["x"])
-    if tuple(tree["x"].shape[1:]) != task.shape or not are_classes(tree["y"], task.classes):
-        of = f"images of shape {task.shape} and labels from 0 to {task.classes - 1}"
-        raise UsageError(f"{path} has other examples than the model was trained on, which are {of}")
-    return MembershipExamples(PrivateBatch(tree["x"].float(), tree["y"].long()), tree["member"].bool())
+    return MembershipExamples(labelled_images(path, tree["x"], tree["y"], task), tree["member"].bool())
 
 
 def infer_membership(

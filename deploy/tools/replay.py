@@ -40,8 +40,8 @@ from prunella.deploy.runtime.settings import parse
 from prunella.deploy.tools.audit_inputs import (
     attack_keywords,
     infer_membership,
+    labelled_images,
     membership_examples,
-    require_pixels,
 )
 from prunella.deploy.tools.client_rounds import VIEW, check_one_client, earlier_rounds, last_round
 from prunella.library import pictures
@@ -152,18 +152,17 @@ def find_trace(trace: Path) -> tuple[Path, str]:
     return file, file.absolute().parent.name if file.name == VIEW else file.stem
 
 
-def read_truth(file: Path | None, trace: Path) -> PrivateBatch | None:
-    """The truth the user names, or the one beside a canary's trace. Raises ``UsageError``."""
+def read_truth(file: Path | None, trace: Path, task: Task) -> PrivateBatch | None:
+    """The truth the user names, or the one beside a canary's trace: examples of the ``task``. Raises ``UsageError``."""
     path = file if file is not None else trace.parent / TRUTH
     if file is None and (trace.name != VIEW or not path.is_file()):
         return None
     try:
         tree, _ = read_tree(path)
-        truth = PrivateBatch(tree["x"].float(), tree["y"].long())
+        x, y = tree["x"], tree["y"]
     except (OSError, SafetensorError, KeyError):
         raise UsageError(f"{path} is not a safetensors file with images x and labels y") from None
-    require_pixels(path, truth.x)
-    return truth
+    return labelled_images(path, x, y, task)
 
 
 def vouched_task(file: Path, model: str) -> Task | None:
@@ -268,8 +267,8 @@ def replay(
     keep_freed_memory()
     settings = settings_of(name, given)
     file, title = find_trace(sources.trace)
-    batch = read_truth(sources.truth, file)
     view, task, earlier = sources.views(find_attack(name).every_round)
+    batch = read_truth(sources.truth, file, task)
     resume = store(sources.keep)
     if tell is not None:
         resume.tell = lambda start, turn, loss: tell(start, turn, loss, getattr(settings, "iterations", 0))

@@ -174,7 +174,7 @@ class TraceAudit:
         require_images(view, task)
         entry, (file, _) = find_attack(self.name), find_trace(self.sources.trace)
         attack_keywords(self.name, self.sources.known, earlier, ResumeStore(self.sources.keep))
-        read_truth(self.sources.truth, file)
+        read_truth(self.sources.truth, file, task)
         if entry.ready is not None:
             entry.ready(self.settings, task)
         sites = self.stage.sent.sites if control else 1
@@ -240,7 +240,7 @@ class TraceAudit:
     def _untrue(self, explained: bool | None) -> bool:
         """Whether what is named as the truth did not make the update: what was found is compared with other images."""
         view, task, _ = self.seen
-        truth = read_truth(self.sources.truth, find_trace(self.sources.trace)[0])
+        truth = read_truth(self.sources.truth, find_trace(self.sources.trace)[0], task)
         if truth is None or self.stage.sent.sites > 1:
             return False
         made = made_by(task, view, truth)

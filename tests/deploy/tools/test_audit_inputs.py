@@ -72,8 +72,11 @@ def test_membership_in_the_weights_a_trace_ends_with(digits: PrivateBatch, tmp_p
     ("change", "words"),
     [
         (lambda x, y: (255 * x, y), "pixels from 0 to 255"),
-        (lambda x, y: (x, y + 10), "labels from 0 to 9"),
-        (lambda x, y: (x[:, :, :4], y), "images of shape"),
+        (lambda x, y: (x, y + 10), "classes from 0 to 9"),
+        (lambda x, y: (x, y - 10), "classes from 0 to 9"),
+        (lambda x, y: (x, y + 0.5), "classes from 0 to 9"),
+        (lambda x, y: (x, torch.eye(10)[y]), r"labels y of shape \[4, 10\] for 4 images: .*argmax"),
+        (lambda x, y: (x[:, :, :4], y), r"images x of shape \[4, 1, 4, 8\], and the model takes \[N, 1, 8, 8\]"),
         (lambda x, y: (x * float("nan"), y), "pixels from nan"),
     ],
 )

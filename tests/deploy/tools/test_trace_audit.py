@@ -4,6 +4,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -252,7 +253,25 @@ def test_the_command_ends_with_its_exit_codes(trace: Path, monkeypatch: pytest.M
 def test_pixels_outside_of_the_range_of_scores_are_named(tmp_path: Path) -> None:
     write_tree(tmp_path / "truth.safetensors", {"x": everything().x[:2] * 255, "y": everything().y[:2]})
     with pytest.raises(UsageError, match="pixels from 0 to 255"):
-        read_truth(tmp_path / "truth.safetensors", tmp_path / "mine.safetensors")
+        read_truth(tmp_path / "truth.safetensors", tmp_path / "mine.safetensors", TASK)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x, y: (x, torch.eye(10)[y]), "y.argmax"),
+        (lambda x, y: (x, y + 10), "classes from 0 to 9"),
+        (lambda x, y: (x, torch.cat([y, y])), r"shape \[2\] for 1 images"),
+        (lambda x, y: (x[:, 0], y), "images x of shape"),
+        (lambda x, y: (x[:0], y[:0]), "images x of shape"),
+    ],
+    ids=["one-hot", "class 10 of 10", "two labels of one image", "no channel", "no image"],
+)  # fmt: skip
+def test_a_truth_of_another_form_is_refused_before_the_attack(change: Any, words: str, trace: Path) -> None:
+    x, y = change(torch.rand(1, 1, 8, 8), torch.tensor([3]))
+    write_tree(trace.parent / "other.safetensors", {"x": x, "y": y})
+    with pytest.raises(UsageError, match=words):
+        TraceAudit(Sources(trace, trace.parent, truth=trace.parent / "other.safetensors"), "ig").check(False, False)
 
 
 @pytest.mark.parametrize(("turned", "badge"), [(False, "Leak found"), (True, "Not judged")])
