@@ -51,7 +51,7 @@ from prunella.privacy.chain import fit, fitted_to, observe, present
 from prunella.privacy.channel import ChannelSettings
 from prunella.privacy.defense import DataDefense, Step, StepDefense
 from prunella.privacy.ledger.ledger import digest
-from prunella.tasks.per_example import layers_that_mix, per_example_gradients
+from prunella.tasks.per_example import layers_that_mix, per_example_gradients, require_gradients
 from prunella.tasks.sensitivity import representation_sensitivity
 
 logger = logging.getLogger(__name__)
@@ -185,6 +185,22 @@ class Guard:
             )
         self._loss_seen = True
 
+    def _require_single_gradients(self, x: Batch, y: Tensor, loss: Loss) -> None:
+        """Before anything is charged: of random examples in the shapes of these, each has a gradient."""
+        if self._chain.private is None or self._number or isinstance(x, Mapping):
+            return
+        try:
+            require_gradients(self._model, self._own(), {}, x, y, self._steps.expected(x), loss)
+        except Exception as error:  # of somebody's model and loss: its text stays here
+            logger.warning("no example has a gradient of its own", exc_info=error)
+            raise self._work.refuse(
+                ConfigError(
+                    "under an ε every example's gradient is computed alone, by torch.func.grad, which fails on this "
+                    f"model or loss, on random examples too ({type(error).__name__}; the rest is in this client's own "
+                    "log): replace the layer or the loss that it names, or choose a defense without an ε"
+                )
+            ) from None
+
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Pruned weights are zero again, and the scheme has its turn."""
         with torch.no_grad():
@@ -256,6 +272,7 @@ class Guard:
         if self._failed and self._chain.private is not None:  # to leave out those that fail would tell which do
             raise DefenseError(FAILED)
         self._require_loss_of_answers(x, y, loss)
+        self._require_single_gradients(x, y, loss)
         self._failed = True
         shown = self._show(x)
         try:
@@ -280,10 +297,13 @@ class Guard:
         self._observe(self._step_of(shown, y, loss))
         return None if value is None else value.detach()
 
+    def _own(self) -> Tree:
+        """The weights by the module's names."""
+        return {n: wide(self._params[came].detach()) for n, came in self._names.items() if came in self._params}
+
     def _step_of(self, x: Batch, y: Tensor, loss: Loss) -> Step:
-        params = {name: wide(p.detach()) for name, p in self._params.items()}
+        params, own = {name: wide(p.detach()) for name, p in self._params.items()}, self._own()
         expected, model = self._steps.expected(x), self._model
-        own = {name: params[came] for name, came in self._names.items() if came in params}
 
         def per_example() -> Iterator[Tree]:
             for rows in per_example_gradients(model, own, {}, x, y, expected, loss):

@@ -10,9 +10,10 @@ In a group of one size, too, some kernels round a row by its place, and one exam
 linear layers on an x86 CPU those whose number of inputs is no multiple of four. So a network is asked once, with random
 weights and one random example in every place, whether it does; where it does, each example is computed alone.
 
-A batch of named tensors (a transformer's) goes in as keywords, one example at a time: such models ask what is in a
-mask, which no ``vmap`` can answer. Padding to the longest of a batch would let one example change how the gradients of
-the others round: pad to a length that no data chooses.
+Some operations ``vmap`` has no rule for (LSTM and GRU, layer norm under autocast); where it raises on random examples,
+they are computed one at a time without it. So is a batch of named tensors (a transformer's), which goes in as keywords:
+such models ask what is in a mask, which no ``vmap`` can answer. Padding to the longest of a batch would let one example
+change how the gradients of the others round: pad to a length that no data chooses.
 
 Batch norm in training mode mixes the examples of a batch, so that no example has a gradient of its own: refused.
 
@@ -46,7 +47,9 @@ FLOATS = 1 << 26  # of gradients held at a time: 256 MiB
 TOGETHER = 64  # examples computed at a time at most
 PROBES = 8  # random examples that are asked how they round
 Criterion = Callable[[Tensor, Tensor], Tensor]
-_placed: WeakKeyDictionary[nn.Module, dict[Hashable, bool]] = WeakKeyDictionary()
+Answer = Callable[[Tree, Any], Any]  # of weights and an example
+ExampleLoss = Callable[[Tree, Any, Tensor], Tensor]  # of weights, an example and its label
+_together: WeakKeyDictionary[nn.Module, dict[Hashable, int]] = WeakKeyDictionary()
 
 
 def group_of(expected: int) -> int:
@@ -75,49 +78,92 @@ def _random_weights(params: Tree) -> Tree:
     return map_trees(draw, params)
 
 
+def _random_row(given: Tensor, drawn: torch.Generator) -> Tensor:
+    """Of a kind with a row of what is given: numbers, or zeros and ones, which are labels and words of all models."""
+    shape, floats = given.shape[1:], given.is_floating_point()
+    one = torch.rand(shape, generator=drawn) if floats else torch.randint(2, shape, generator=drawn)
+    return one.to(given)
+
+
 def rounds_by_place(
-    module: nn.Module,
-    answer: Callable[[Tree, Tensor], Any],
-    loss: Callable[[Tree, Tensor, Tensor], Tensor],
-    params: Tree,
-    x: Tensor,
-    y: Tensor,
-    group: int,
+    module: nn.Module, answer: Answer, loss: ExampleLoss, params: Tree, x: Tensor, y: Tensor, group: int
 ) -> bool:
-    """Whether an example's ``answer`` (weights, image), or gradient of ``loss`` (weights, image, label), has other bits
-    at another place of a group of so many. No value of ``params``, ``x`` or ``y`` matters, only their shapes; asked
-    once for each. ``PROBES`` random examples are asked, since one may round alike by chance: most of them for the
-    answer only, which takes far less time."""
+    """Whether an example's ``answer``, or gradient of ``loss``, has other bits at another place of a group of so many.
+    No value of ``params``, ``x`` or ``y`` matters, only their shapes. ``PROBES`` random examples are asked, since one
+    may round alike by chance: most of them for the answer only, which takes far less time. Raises what ``vmap``
+    raises."""
+    drawn, weights = stream(0, purpose="an example that shows rounding"), _random_weights(params)
+
+    def copies(given: Tensor) -> Tensor:
+        return _random_row(given, drawn).expand(group, *given.shape[1:]).clone()
+
+    def apart(rows: Any) -> bool:
+        return any(bool((row != row[:1]).any()) for row in tree_leaves(rows) if isinstance(row, Tensor))
+
+    answers = vmap(answer, in_dims=(None, 0), randomness="same")
+    each = vmap(grad(loss), in_dims=(None, 0, 0), randomness="same")
+    with torch.random.fork_rng([x.device] if x.is_cuda else []), drawing(module, None), repeatable(x.device):
+        with torch.no_grad():
+            found = any(apart(answers(weights, copies(x))) for _ in range(PROBES - 1))
+        # Always asked for a gradient: what has no rule may be there alone.
+        return apart(each(weights, copies(x), copies(y))) or found
+
+
+def vmapped_together(
+    module: nn.Module, answer: Answer, loss: ExampleLoss, params: Tree, x: Tensor, y: Tensor, group: int
+) -> int:
+    """How many examples ``vmap`` is to compute together: ``group``, 1 where an example rounds by its place, 0 where
+    ``vmap`` raises on random ones. Asked once for shapes, kinds of numbers and modes of layers."""
     sizes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in params.items())
     shape, labels = tuple(x.shape[1:]), tuple(y.shape[1:])
     modes = tuple(layer.training for layer in module.modules())
-    key = (sizes, shape, labels, x.dtype, y.dtype, x.device, torch.get_num_threads(), modes, group)
-    known = _placed.setdefault(module, {})
+    cast = torch.is_autocast_enabled(x.device.type), torch.get_autocast_dtype(x.device.type)
+    key = (sizes, shape, labels, x.dtype, y.dtype, x.device, torch.get_num_threads(), modes, cast, group)
+    known = _together.setdefault(module, {})
     if key not in known:
-        drawn, weights = stream(0, purpose="an example that shows rounding"), _random_weights(params)
-
-        def random_like(given: Tensor, shape: tuple[int, ...]) -> Tensor:
-            """Of a kind with what is given: numbers, or zeros and ones, which are labels and words of all models."""
-            floats = given.is_floating_point()
-            one = torch.rand(shape, generator=drawn) if floats else torch.randint(2, shape, generator=drawn)
-            return one.to(given)
-
-        def copies() -> Tensor:
-            return random_like(x, shape).expand(group, *shape).clone()
-
-        def apart(rows: Any) -> bool:
-            return any(bool((row != row[:1]).any()) for row in tree_leaves(rows) if isinstance(row, Tensor))
-
-        answers = vmap(answer, in_dims=(None, 0), randomness="same")
-        each = vmap(grad(loss), in_dims=(None, 0, 0), randomness="same")
-        with torch.random.fork_rng([x.device] if x.is_cuda else []), drawing(module, None):
-            with repeatable(x.device):
-                with torch.no_grad():
-                    found = any(apart(answers(weights, copies())) for _ in range(PROBES - 1))
-                known[key] = found or apart(
-                    each(weights, copies(), random_like(y, labels).expand(group, *labels).clone())
-                )
+        try:
+            known[key] = 1 if rounds_by_place(module, answer, loss, params, x, y, group) else group
+        except Exception:  # noqa: BLE001 - of somebody's network and loss; one at a time tells whether it is theirs
+            known[key] = 0
     return known[key]
+
+
+def require_gradients(
+    module: nn.Module, params: Tree, buffers: Tree, x: Tensor, y: Tensor, expected: int, criterion: Criterion
+) -> None:
+    """Raise what ``per_example_gradients`` would raise on any examples of the shapes of x [B, ...], y [B]: it is asked
+    about random ones under random weights, so that whether it raises tells nothing of those that are given."""
+    answer, loss = _functions(module, buffers, criterion)
+    if vmapped_together(module, answer, loss, params, x, y, _group(expected, params)):
+        return
+    drawn, weights = stream(0, purpose="an example that shows a gradient"), _random_weights(params)
+    with torch.random.fork_rng([x.device] if x.is_cuda else []), drawing(module, None), repeatable(x.device):
+        for left in reversed(range(PROBES)):  # a random label may be none of this loss's
+            try:
+                grad(loss)(weights, _random_row(x, drawn), _random_row(y, drawn))
+            except Exception:
+                if not left:
+                    raise
+            else:
+                return
+
+
+def _group(expected: int, params: Tree) -> int:
+    return max(1, min(group_of(expected), FLOATS // max(1, size(params))))
+
+
+def _functions(module: nn.Module, buffers: Tree, criterion: Criterion) -> tuple[Answer, ExampleLoss]:
+    """What the model answers to one example, a tensor or named tensors without a batch's dimension, and its loss."""
+    state = {name: tensor.detach() for name, tensor in {**dict(module.named_buffers()), **buffers}.items()}
+
+    def answer(weights: Tree, image: Tensor | Mapping[str, Tensor]) -> Any:
+        named = {name: tensor[None] for name, tensor in image.items()} if isinstance(image, Mapping) else {}
+        return functional_call(module, (weights, state), () if isinstance(image, Mapping) else (image[None],), named)
+
+    def loss(weights: Tree, image: Tensor | Mapping[str, Tensor], label: Tensor) -> Tensor:
+        return criterion(answer(weights, image), label[None]) + take_divergence(module)
+
+    return answer, loss
 
 
 def per_example_gradients(
@@ -133,26 +179,20 @@ def per_example_gradients(
     [b, *shape] in order. ``expected`` is a public guess at B."""
     if layers_that_mix(module):
         raise DefenseError(f"{type(module).__name__} has batch norm, so no example has a gradient of its own")
-    state = {name: tensor.detach() for name, tensor in {**dict(module.named_buffers()), **buffers}.items()}
     leaves = {name: tensor.detach() for name, tensor in params.items()}
-
-    def answer(weights: Tree, image: Tensor | Mapping[str, Tensor]) -> Any:
-        named = {name: tensor[None] for name, tensor in image.items()} if isinstance(image, Mapping) else {}
-        return functional_call(module, (weights, state), () if isinstance(image, Mapping) else (image[None],), named)
-
-    def loss(weights: Tree, image: Tensor | Mapping[str, Tensor], label: Tensor) -> Tensor:
-        return criterion(answer(weights, image), label[None]) + take_divergence(module)
-
-    if isinstance(x, Mapping):
+    answer, loss = _functions(module, buffers, criterion)
+    group = 0
+    if isinstance(x, Tensor) and len(y):
+        group = vmapped_together(module, answer, loss, leaves, x, y, _group(expected, params))
+    if not group:
         for row, label in enumerate(y):
+            named = isinstance(x, Mapping)
+            image = {name: tensor[row].clone() for name, tensor in x.items()} if named else x[row].clone()
             with repeatable(label.device):
-                found = grad(loss)(leaves, {name: tensor[row].clone() for name, tensor in x.items()}, label)
+                found = grad(loss)(leaves, image, label)
             yield {name: found[name][None] for name in params}
         return
     each = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
-    group = max(1, min(group_of(expected), FLOATS // max(1, size(params))))
-    if group > 1 and len(y) and rounds_by_place(module, answer, loss, leaves, x, y, group):
-        group = 1
     for images, labels in zip(torch.split(x, group), torch.split(y, group), strict=True):
         if held := len(labels):
             # Copies, full groups too: a view of a row may begin at another alignment, which rounds otherwise.

@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, Context, Message
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from prunella.client.accounts import Accounts
 from prunella.flower.defend import Defend
 from prunella.flower.loop import protected
 from tests.flower.foreign import RATE, Seen, batches, load, make, run, tree
@@ -217,6 +218,70 @@ def test_what_an_app_has_in_evaluation_mode_stays_there(tmp_path: Path) -> None:
     moved, seen = arrived(make([Defend()], kept_still, Still), tmp_path, Still, "soteria")
     assert not seen.errors and bool(moved["hidden.weight"].any())
     assert not any(bool(moved[f"norm.running_{name}"].any()) for name in ("mean", "var"))
+
+
+class Recurrent(nn.Module):
+    """The last of an LSTM's answers to the rows of an image: ``vmap`` has no rule for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads, self.out = nn.LSTM(8, 12, batch_first=True), nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.out(self.reads(x[:, 0])[0][:, -1])
+        return answer
+
+
+class Detached(torch.autograd.Function):
+    """Written as before ``torch.func``, which cannot take its gradient."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, *slopes: Tensor) -> Any:
+        return slopes[0]
+
+
+class Old(Recurrent):
+    def forward(self, x: Tensor) -> Tensor:
+        return Detached.apply(super().forward(x))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def one_step(model: nn.Module, message: Message, context: Context) -> None:
+    x, y = next(batches(0))
+    with protected(message, context, model) as guard:
+        guard.step(x, y, cross_entropy, torch.optim.SGD(model.parameters(), lr=1.0))
+
+
+@pytest.mark.parametrize("defenses", ["dp-sgd", "outpost"])
+def test_a_recurrent_network_is_defended(defenses: str, tmp_path: Path) -> None:
+    """One step of dp-sgd, all but without noise, is the mean of clipped gradients that a plain loop takes."""
+    given = {"dp-sgd.clip": 0.5, "dp-sgd.noise-multiplier": 1e-7} if defenses == "dp-sgd" else {}
+    moved, seen = arrived(make([Defend()], one_step, Recurrent), tmp_path, Recurrent, defenses, **given)
+    assert not seen.errors
+    torch.manual_seed(0)
+    model, (x, y), want = Recurrent(), next(batches(0)), dict.fromkeys(moved, torch.zeros(()))
+    for i in range(len(y) if defenses == "dp-sgd" else 0):
+        model.zero_grad()
+        cross_entropy(model(x[i : i + 1]), y[i : i + 1]).backward()
+        norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+        factor = min(1.0, 0.5 / float(norm)) / len(y)
+        want = {n: want[n] - factor * p.grad for n, p in model.named_parameters() if p.grad is not None}
+    for name, change in moved.items():
+        assert bool(change.any())
+        if defenses == "dp-sgd":
+            torch.testing.assert_close(change, want[name], rtol=1e-3, atol=1e-5)
+
+
+def test_what_has_no_gradient_of_one_example_is_refused_before_it_is_charged(tmp_path: Path) -> None:
+    """In words that say what to do, and so that no site stops asking the app."""
+    _, seen = arrived(make([Defend()], one_step, Old), tmp_path, Old, "dp-sgd")
+    assert "(RuntimeError; the rest is in" in seen.errors[0] and "choose a defense without an ε" in seen.errors[0]
+    assert "setup_context" not in seen.errors[0], "the text of an exception of the app's own"
+    assert {path.read_text().strip() for path in tmp_path.rglob("failures.json")} == {"0"}
+    assert not Accounts(tmp_path / "0" / "flower", torch.zeros(1, dtype=torch.int64)).ledger().charges
 
 
 class Sparse(nn.Module):

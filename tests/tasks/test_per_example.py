@@ -1,6 +1,7 @@
 """Single gradients against a loop and against Opacus."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from prunella.core.trees import Tree, full_mask, l2, subtract, to_device
 from prunella.privacy.defense import Step
 from prunella.privacy.dp_sgd import clipped_sum, flat_weight
 from prunella.tasks.datasets.digits import everything
-from prunella.tasks.per_example import per_example_gradients
+from prunella.tasks.per_example import per_example_gradients, require_gradients
 from prunella.tasks.task import Task, initial
 
 # How a GPU rounds is its library's choice for a shape: ``pytest tests/tasks`` on a machine with one tells.
@@ -83,6 +84,84 @@ def test_a_batch_of_named_tensors_has_the_gradients_of_its_examples() -> None:
     for i, chunk in enumerate(chunks):
         for name in params:
             torch.testing.assert_close(chunk[f"net.{name}"][0], want[name][i], rtol=1e-4, atol=1e-6)
+
+
+class Recurrent(nn.Module):
+    """What ``vmap`` has no rule for: the last of an LSTM's answers to the rows of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads, self.out = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.out(self.reads(x[:, 0])[0][:, -1])
+        return answer
+
+
+def one_by_one(net: nn.Module, cast: bool = False) -> list[Tree]:
+    """The oracle: a backward pass an example."""
+    found = []
+    for i in range(len(Y)):
+        net.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            loss = cross_entropy(net(X[i : i + 1]), Y[i : i + 1])
+        loss.backward()
+        found.append({name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None})
+    return found
+
+
+@pytest.mark.parametrize("expected", [1, 16])
+def test_where_vmap_has_no_rule_examples_are_computed_one_at_a_time(expected: int) -> None:
+    torch.manual_seed(0)
+    net = Recurrent()
+    params = {name: p.detach().clone() for name, p in net.named_parameters()}
+    found = list(per_example_gradients(net, params, {}, X, Y, expected))
+    assert [len(rows["out.bias"]) for rows in found] == [1] * len(Y)
+    for rows, want in zip(found, one_by_one(net), strict=True):
+        for name in params:
+            torch.testing.assert_close(rows[name][0], want[name], rtol=1e-4, atol=1e-6)
+
+
+def test_layer_norm_under_autocast_too_and_the_same_network_without_it_together() -> None:
+    net, params = net_of(nn.Flatten(), nn.Linear(16, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
+    for cast in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            found = list(per_example_gradients(net, params, {}, X, Y, 8))
+        assert [len(rows["1.weight"]) for rows in found] == ([1] * len(Y) if cast else [len(Y)])
+        rows = {name: torch.cat([each[name] for each in found]) for name in params}
+        for i, want in enumerate(one_by_one(net, cast)):
+            for name in params:
+                torch.testing.assert_close(rows[name][i], want[name], rtol=2e-2 if cast else 1e-4, atol=1e-2 * cast)
+
+
+class Detached(torch.autograd.Function):
+    """Written as before ``torch.func``, which cannot take its gradient."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, *slopes: torch.Tensor) -> Any:
+        return slopes[0]
+
+
+class Old(nn.Flatten):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Detached.apply(super().forward(x))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def test_what_has_no_gradient_of_one_example_is_known_from_random_ones() -> None:
+    for first, refused in ((nn.Flatten(), False), (Recurrent(), False), (Old(), True)):
+        net, params = net_of(first, nn.Linear(3 if isinstance(first, Recurrent) else 16, 3))
+        asked = lambda: require_gradients(net, params, {}, X * torch.nan, Y, 8, cross_entropy)  # noqa: B023, E731
+        if refused:
+            with pytest.raises(RuntimeError, match="setup_context"):
+                asked()
+        else:
+            asked()
+    net, params = net_of(Recurrent())
+    require_gradients(net, params, {}, X, Y, 8, lambda answer, y: cross_entropy(answer, y - 1))  # of labels from 1 on
 
 
 def test_equals_opacus() -> None:
@@ -192,7 +271,7 @@ def test_a_network_is_asked_once_how_it_rounds_and_draws_nothing_for_it(monkeypa
     assert all(map(torch.equal, gradients(), gradients())) and len(asked) == 1
     torch.manual_seed(0)
     before = torch.rand(3)
-    prunella.tasks.per_example._placed.clear()
+    prunella.tasks.per_example._together.clear()
     torch.manual_seed(0)
     prunella.tasks.per_example.rounds_by_place(
         net, lambda p, i: functional_call(net, p, (i[None],)),
