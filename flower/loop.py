@@ -331,7 +331,12 @@ class Guard:
         }
         defended, self._state = observe(self._chain, found, self._received, self._state, self._draws, step)
         for name, p in self._params.items():
-            p.grad = torch.zeros_like(p) if self._question.ended else defended[name].to(p.dtype)
+            if self._question.ended:
+                p.grad = torch.zeros_like(p)
+            elif defended[name] is found[name]:  # no defense changed it: sparse, or None, it is the plain loop's
+                continue
+            elif p.grad is not None or self._chain.private is not None or bool(defended[name].any()):
+                p.grad = defended[name].to(p.dtype)
         self._work.local.observe(defended)
         self._work.steps += 1
         self._number += 1

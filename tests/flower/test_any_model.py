@@ -308,6 +308,79 @@ def test_sparse_gradients_are_defended(tmp_path: Path) -> None:
     assert not seen.errors and len(seen.trained()) == 1
 
 
+class Unused(Recurrent):
+    """With a head that no loss reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(12, 3)
+
+
+def decayed(step: Any) -> Any:
+    def loop(model: nn.Module, message: Message, context: Context) -> None:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.5)
+        step(model, message, context, optimizer)
+
+    return loop
+
+
+def in_one(model: nn.Module, message: Message, context: Context, optimizer: Any) -> None:
+    with protected(message, context, model) as guard:
+        for x, y in batches(0):
+            guard.step(x, y, cross_entropy, optimizer)
+
+
+def in_parts(model: nn.Module, message: Message, context: Context, optimizer: Any) -> None:
+    with protected(message, context, model) as guard:
+        for x, y in batches(0):
+            optimizer.zero_grad()
+            cross_entropy(model(guard.images(x)), y).backward()
+            guard.gradients()
+            optimizer.step()
+
+
+def bare(model: nn.Module, message: Message, context: Context, optimizer: Any) -> None:
+    for x, y in batches(0):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("step", [in_one, in_parts])
+def test_what_has_no_gradient_is_not_decayed_in_a_guarded_loop_either(step: Any, tmp_path: Path) -> None:
+    want, _ = arrived(make([], decayed(bare), Unused), tmp_path / "bare", Unused, "none")
+    moved, seen = arrived(make([Defend()], decayed(step), Unused), tmp_path / "a", Unused, "none")
+    assert not seen.errors and bool(want["out.weight"].any()) and not want["other.weight"].any()
+    assert all(torch.equal(moved[name], want[name]) for name in want)
+
+
+def test_a_defense_of_gradients_that_leaves_one_of_zeros_leaves_none(tmp_path: Path) -> None:
+    """Outpost without noise prunes, and makes of no gradient zeros, which weight decay would count."""
+    given = {"outpost.noise": 0.0, "outpost.decay": 0.0}
+    moved, seen = arrived(make([Defend()], decayed(in_one), Unused), tmp_path, Unused, "outpost", **given)
+    assert not seen.errors and bool(moved["out.weight"].any()) and not moved["other.weight"].any()
+
+
+@pytest.mark.parametrize("defenses", ["none", "priprune"])
+def test_sparse_gradients_stay_sparse_where_no_defense_changes_them(defenses: str, tmp_path: Path) -> None:
+    class Both:
+        """Two optimisers as one."""
+
+        def __init__(self, model: Any) -> None:
+            self.all = [torch.optim.SparseAdam([model.embed.weight]), torch.optim.Adam(model.out.parameters())]
+
+        def step(self) -> None:
+            for optimizer in self.all:
+                optimizer.step()
+
+    def loop(model: nn.Module, message: Message, context: Context) -> None:
+        optimizer: Any = Both(model)
+        in_one(model, message, context, optimizer)
+
+    moved, seen = arrived(make([Defend()], loop, Sparse), tmp_path, Sparse, defenses)
+    assert not seen.errors and all(bool(change.any()) for change in moved.values())
+
+
 @pytest.mark.parametrize("name", ["soteria", "ats"])
 def test_defenses_of_images_say_so_where_rows_are_numbers(name: str, tmp_path: Path) -> None:
     class Rows(nn.Sequential):
