@@ -1,7 +1,8 @@
 """The steps of one guarded loop, charged to the site's account before their batches are looked at.
 
 A batch of a loader of one's own is no Poisson sample: its step is charged without amplification, ``BLOCK`` at a time,
-since nobody says how many will come. ``ChargedSteps.loader`` draws Poisson batches itself and charges all of them.
+since nobody says how many will come. ``ChargedSteps.loader`` draws Poisson batches itself and charges all of them;
+without an ε, for which the drawing matters, it yields what the loader yields.
 
 Errors: ``DefenseError`` past the budget, or for a batch that is not as it was drawn.
 """
@@ -96,10 +97,14 @@ class ChargedSteps:
         self.poisson, self.taken = 0.0, False
 
     def loader(self, loader: Any) -> Iterator[Any]:
-        """Poisson batches from the loader's dataset, as many and as large on average as the loader's. Every call draws
-        others: an epoch with the batches of the last one would be sampled once and noised twice."""
+        """Under an ε Poisson batches from the loader's dataset, as many and as large on average as the loader's. Every
+        call draws others: an epoch with the batches of the last one would be sampled once and noised twice. Else the
+        loader's own: a Poisson batch may be empty, and its loss is no number."""
+        if self._work.site.chain.private is None:
+            yield from loader
+            return
         count, data = rows_to_draw_from(loader), loader.dataset
-        if self._work.site.chain.private is not None and (doubt := self._work.site.privacy.doubt(count)):
+        if doubt := self._work.site.privacy.doubt(count):
             logger.warning("%s", doubt)
         self._expected = int(loader.batch_size)
         rate = min(1.0, self._expected / count)

@@ -219,7 +219,8 @@ class Guard:
             raise Settled("the first mask is made: leave this to Defend")
 
     def loader(self, loader: Any) -> Iterator[Any]:
-        """Poisson batches from the loader's dataset, as many and as large on average as the loader's."""
+        """Under an ε Poisson batches from the loader's dataset, as many and as large on average as the loader's; else
+        the loader's own."""
         return self._steps.loader(loader)
 
     def images(self, x: Any) -> Any:

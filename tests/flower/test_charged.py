@@ -81,6 +81,28 @@ def test_poisson_batches_are_charged_before_the_first_is_drawn_and_have_the_rate
     assert work.paid[-1].sampling == 1.0, "a batch of one's own is not paid by Poisson steps"
 
 
+@pytest.mark.parametrize("name", ["none", "dgp", "channel-natural"])
+def test_without_an_epsilon_batches_are_the_loader_s_own(name: str) -> None:
+    """None is empty, whatever the sampler; what a channel tells is charged by the step."""
+    steps, work = made()
+    work.site.chain = build_chain([name], {"channel-natural.kappa": 2.0} if name.startswith("channel") else {})
+    data = TensorDataset(torch.arange(float(ROWS)).reshape(ROWS, 1), torch.zeros(ROWS))
+    for own in (DataLoader(data, batch_size=1), DataLoader(data, sampler=SubsetRandomSampler(range(8)))):
+        torch.manual_seed(0)
+        want = [x.tolist() for x, _ in own]
+        torch.manual_seed(0)
+        found = []
+        for x, _ in steps.loader(own):
+            steps.require_as_drawn(x)
+            steps.take()
+            assert steps.expected(x) == len(x) == 1
+            found.append(x.tolist())
+        assert found == want
+    assert len(work.paid) == (ROWS + 8) // BLOCK and {c.nats for c in work.paid} == (
+        {2.0 * BLOCK} if name.startswith("channel") else {None}
+    )
+
+
 def test_a_delta_of_one_over_the_rows_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     steps, work = made()
     work.site.privacy = Privacy(delta=0.01)
