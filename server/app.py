@@ -25,6 +25,7 @@ from prunella.server.exporter import Exporter
 from prunella.server.grid import OrderedGrid
 from prunella.server.preflight import require_test
 from prunella.server.rounds import Federation, federate, require_replies, set_threads
+from prunella.server.store.rows import ledger_rows
 from prunella.server.store.schema import row
 from prunella.server.store.write import RunStore, Status, claimed, now
 from prunella.strategies import SECTIONS as STRATEGY_SECTIONS
@@ -167,7 +168,7 @@ def finish(federation: Federation, status: Status, error: str | None = None) -> 
     federation.store.finish(status, error)
     tell_verdict(federation)
     if federation.exporter is not None:
-        federation.exporter.update([row("run_ended", 1)])
+        federation.exporter.update([*ledger_rows(federation.ledgers), row("run_ended", 1)])  # a round may be cut short
 
 
 def stopped(federation: Federation) -> None:

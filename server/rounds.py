@@ -69,6 +69,7 @@ class Federation:
     folder: Path
     counters: dict[str, float] = field(default_factory=dict)
     ledgers: dict[str, Line] = field(default_factory=dict)
+    round: int = 0  # that goes on, or the last
     empty_rounds: int = 0
     best: float = -1.0
     evaluator: Evaluator = field(init=False)
@@ -83,7 +84,14 @@ class Federation:
         self.keep_ledgers()
 
     def keep_ledgers(self) -> None:
+        """Write what clients have spent, the questions under way among it, for a resume and for whoever reads the run:
+        a round that a kill or an error cuts short tells nothing at its end. Monitoring hears of answers that did not
+        come when the round is over: until then they may still come, and its alert would ring in every round."""
         checkpoints.save_ledgers(self.folder / "checkpoint", self.ledgers)
+        if rows := ledger_rows(self.ledgers):
+            self.store.append_metrics(self.round, rows)
+            if self.exporter is not None:
+                self.exporter.update(each for each in rows if each.metric != "privacy_epsilon_unknown")
 
     def on_reply(self, contribution: Contribution) -> None:
         """For every valid reply, beside aggregation: keep its ledger line, and file an audit if one is due."""
@@ -113,6 +121,7 @@ def begin(federation: Federation) -> tuple[int, Tree]:
     if saved is None:
         params, buffers = initial(federation.task, run.seed)
         federation.store.rewind(0)
+        federation.emit(0, ledger_rows(federation.ledgers))
         return 0, {**params, **buffers}
     checkpoints.require_same_settings(saved, federation.raw)
     federation.strategy.mask, _ = federation.model.split(saved.mask)  # in the model's order, which draws depend on
@@ -120,6 +129,8 @@ def begin(federation: Federation) -> tuple[int, Tree]:
     federation.counters = dict(saved.counters)
     federation.best = best_score(federation.folder)
     federation.store.rewind(saved.round)
+    federation.round = saved.round
+    federation.emit(saved.round, ledger_rows(federation.ledgers))  # with what the round that was cut short was charged
     outcomes = Counter(audit["outcome"] for audit in federation.store.audits())
     federation.counters |= dict.fromkeys(audits_counted(federation.counters), 0.0)  # some were taken back
     federation.counters |= {f"audits_total|{outcome}": float(count) for outcome, count in outcomes.items()}
@@ -244,7 +255,7 @@ def file_audits(federation: Federation, round: int, silent: Mapping[int, str]) -
 def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecord) -> ArrayRecord:
     """Train, aggregate, evaluate, checkpoint, report."""
     begin_time = time.perf_counter()
-    strategy = federation.strategy
+    strategy, federation.round = federation.strategy, round
     messages = strategy.configure_train(round, arrays, ConfigRecord(), grid)
     silent: dict[int, str] = {}
     note_first(federation, strategy.stats.first)

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from prunella.server.report.units import audits_left
 
 Line = Mapping[str, Any]
+CHARGED = ("privacy_epsilon", "privacy_epsilon_unknown", "channel_information_nats")  # written when a round begins, too
 PAUSED = 15.0  # seconds between two lines about an attack that is piped somewhere
 PAUSE = 5.0  # seconds between two lines about how many clients came: fifty clients need a minute
 
@@ -101,7 +102,8 @@ def fold(state: State, line: Line) -> State:
         "audits_left_seconds": ("audit_seconds", float),
         "audits_left_limit_seconds": ("audit_limit", float),
     }
-    if line["round"] > state.newest:  # a round that is not evaluated has not the accuracy of the one before
+    if line["round"] > state.newest and metric not in CHARGED:
+        # A round that is not evaluated has not the accuracy of the one before.
         state = replace(state, newest=line["round"], accuracy=None, error=0.0)
     if metric in fields:
         name, kind = fields[metric]

@@ -43,6 +43,7 @@ from prunella.server.report.state import RunState, run_state
 from prunella.server.report.units import decibels, digits, percent, plural
 from prunella.server.report.verdict import RunVerdict, verdict
 from prunella.server.store.read import read_audits, read_metrics, read_run
+from prunella.server.store.rows import ledger_rows
 from prunella.server.store.schema import AUDIT_LINES, LOCAL_SETTINGS, METRIC_LINES, RUN, StoreLine
 
 FORMAT = "prunella-attestation/1"
@@ -97,7 +98,10 @@ class Evidence:
 
     @cached_property
     def state(self) -> RunState:
-        return run_state(self.run, self.lines, self.audits)
+        """With what the ledgers say as the last word: of the sites, all of this document's figures are from there."""
+        told = {"round": last(self.lines, "round")}
+        ledgers = [{**told, **each._asdict()} for each in ledger_rows(self.ledgers)]
+        return run_state(self.run, [*self.lines, *ledgers], self.audits)
 
     @cached_property
     def verdict(self) -> RunVerdict:

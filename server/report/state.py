@@ -145,7 +145,7 @@ class RunState:
         if self.epsilon is None:
             return ""
         mean = "" if self.mean_epsilon is None else f", {digits(self.mean_epsilon)} on average"
-        doubt = "" if not self.unknown else f"; answers of {plural(self.unknown, 'client')} did not come"
+        doubt = "" if not self.unknown else f"; answers of {plural(self.unknown, 'client')} have not come"
         return f"{self.promise} for the client that spent most{mean}{doubt}"
 
 

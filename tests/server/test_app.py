@@ -143,8 +143,9 @@ def test_a_run_that_was_told_to_stop_did_not_fail(
 def test_monitoring_is_told_of_the_end_and_given_time_to_read_it_unless_somebody_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    def federate(*_: object) -> None:
+    def federate(*given: Any) -> None:
         assert shown[-1] == Row("run_ended", 0.0)
+        given[0].ledgers = {"0": {"epsilon": 1.0, "epsilon_next": 1.5, "unheard": 2}}  # the round is cut short
         if how != "completed":
             raise {"failed": RuntimeError("no"), "Ctrl-C": KeyboardInterrupt()}[how]
 
@@ -156,7 +157,7 @@ def test_monitoring_is_told_of_the_end_and_given_time_to_read_it_unless_somebody
     monkeypatch.setattr(Exporter, "close", lambda _, patience: closed.append((patience, status())))
     with nullcontext() if how == "completed" else pytest.raises((RuntimeError, KeyboardInterrupt)):
         run_main(tmp_path, metrics_address="127.0.0.1:0")
-    assert shown[-1] == Row("run_ended", 1.0)
+    assert shown[-1] == Row("run_ended", 1.0) and Row("privacy_epsilon_unknown", 1.0) in shown
     assert closed == [(0.0 if how == "Ctrl-C" else LAST_SCRAPE, "completed" if how == "completed" else "failed")]
 
 

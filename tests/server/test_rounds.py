@@ -28,6 +28,7 @@ from prunella.server.app import NUMBERS, assemble, describe, run_to_end
 from prunella.server.grid import OrderedGrid
 from prunella.server.report.state import run_state
 from prunella.server.rounds import EMPTY_ROUNDS, Federation, federate
+from prunella.server.store.write import RunStore
 from prunella.tasks.task import initial
 from prunella.wire.records import from_coded, to_coded
 from tests.local_grid import LocalGrid, settings
@@ -562,10 +563,25 @@ def test_what_clients_have_spent_outlives_a_server_that_is_killed(
         assert [spending.spent(known[client]) for client in "01"] == pytest.approx(owned)
         assert final(tmp_path).ledgers["0"]["epsilon"] < owned[0], "the checkpoint alone says less"
     assert all(spending.spent(known[client]) >= mine - 1e-9 for client, mine in zip("01", owned, strict=True))
+    told = run_state({"settings": {}}, RunStore(tmp_path / "run").metrics())
+    assert told.epsilon == max(map(spending.spent, known.values())), "the report says what an attestation would"
     monkeypatch.setattr(server_rounds, "_save", save)
     gone = lambda message: None if message.metadata.src_node_id == 101 else message  # noqa: E731 - it does not come back
     resumed = go(tmp_path, clients=2, tamper=gone, resume=True, rounds=3, round_seconds=2.0, **made)
     assert spending.spent(resumed.ledgers["1"]) >= owned[1] - 1e-9
+
+
+def test_while_a_round_goes_on_it_is_charged_and_no_answer_is_missed_yet(tmp_path: Path) -> None:
+    """Of the noise of a channel no line tells what the next answer brings, so that in every round it may be more."""
+    federation, _ = build(tmp_path, strategy="fedavg", defenses="dp-sgd", rounds=1)
+    federation.exporter = Mock()
+    federation.ledgers = {"0": {"epsilon": 1.0, "epsilon_next": 1.5, "channel_nats": 2.0}}
+    federation.round = 4
+    federation.on_question([0])
+    stored = {line["metric"]: line["value"] for line in federation.store.metrics() if line["round"] == 4}
+    assert stored["privacy_epsilon"] == 1.5 and stored["privacy_epsilon_unknown"] == 1
+    shown = {row.metric: row.value for row in federation.exporter.update.call_args.args[0]}
+    assert shown == {"privacy_epsilon": 1.5, "channel_information_nats": 2.0}, "an alert would ring in every round"
 
 
 def test_a_client_that_says_no_has_spent_nothing_for_it(tmp_path: Path) -> None:

@@ -56,6 +56,19 @@ def test_an_epsilon_without_what_the_sites_have_spent_is_not_attested(tmp_path: 
         statement(tmp_path)
 
 
+def test_the_headline_s_epsilon_is_that_of_the_ledgers_where_a_round_was_cut_short(tmp_path: Path) -> None:
+    store = new_run(tmp_path, settings={"dataset": "digits", "defenses": "dp-sgd", "privacy.delta": 1e-5})
+    store.append_metrics(4, [row("privacy_epsilon", 1.5, stat="worst"), row("privacy_epsilon", 1.5, stat="mean")])
+    lines = {"0": {"epsilon": 1.5, "epsilon_next": 1.64, "unheard": 1}}
+    mask = {"w": torch.ones(2, dtype=torch.bool)}
+    save(tmp_path / "checkpoint", Checkpoint(4, {"w": torch.ones(2)}, mask, {}, {}, lines))
+    add_audit(store, 4, "control", 0.02)
+    said = statement(tmp_path)
+    assert said["epsilon"] == {"most": 1.64, "delta": 1e-5}
+    text = json.dumps(said, ensure_ascii=False)
+    assert "Guaranteed: ε 1.64 at" in text and "ε 1.5 " not in text
+
+
 def test_the_range_over_sites_the_budget_and_the_sites_without_one(tmp_path: Path) -> None:
     settings = {"dataset": "digits", "defenses": "dp-sgd", "privacy.epsilon-budget": 8.0, "privacy.delta": 1e-6}
     new_run(tmp_path, settings=settings)

@@ -91,4 +91,4 @@ def test_nats_are_a_bound_only_where_every_answer_came() -> None:
     lost = [*lines[:2], line(1, "privacy_epsilon_unknown", 2)]
     (whole,), (part,) = (bounds(run_state({}, each), each) for each in (lines, lost))
     assert whole[1].startswith("at most 9 nats")
-    assert part[1].startswith("9 nats or more") and "answers of 2 clients did not come" in part[1]
+    assert part[1].startswith("9 nats or more") and "answers of 2 clients have not come" in part[1]
