@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import nn
 
 import prunella.client.app
 from prunella.client.accounts import Accounts
-from prunella.client.charging import CHARGED, FAILED, charged, require_charged, require_coverable
+from prunella.client.charging import CHARGED, FAILED, TRIES, charged, require_charged, require_coverable
 from prunella.core.errors import DefenseError
 from prunella.core.trees import full_mask
 from prunella.privacy.accounting import Charge, epsilon
@@ -195,6 +196,18 @@ def test_models_that_draw_are_refused_under_an_epsilon_before_the_charge(tmp_pat
             require_coverable(one, one.data.like[1])
     quiet = session(tmp_path / "y", {"partition-id": 0}, **RUN)
     require_coverable(quiet, {})
+
+
+@pytest.mark.parametrize(("passes", "refused"), [(TRIES - 1, False), (TRIES, True)])
+def test_a_draw_of_flower_s_own_threads_costs_no_answer(tmp_path: Path, passes: int, refused: bool) -> None:
+    """They draw from Python's generator, at times during a pass: what does so in every pass is the model."""
+    left = iter(range(passes))
+    here = session(tmp_path, **RUN)
+    here.procedure = replace(
+        here.procedure, module=Drops(lambda: random.random() if next(left, None) is not None else 0)
+    )
+    with pytest.raises(DefenseError, match="draws random numbers") if refused else nullcontext():
+        require_coverable(here, {})
 
 
 def test_a_draw_in_the_middle_of_the_work_stops_the_answer(tmp_path: Path) -> None:
