@@ -90,16 +90,17 @@ def save_ledgers(folder: Path, ledgers: Ledgers) -> None:
 
 
 def load_ledgers(folder: Path) -> Ledgers:
-    """What ``save_ledgers`` wrote last or, in a run of an older release, what the newest checkpoint holds. Raises
-    ``PrunellaError`` where it cannot be read."""
+    """What ``save_ledgers`` wrote last. Raises ``PrunellaError`` where it cannot be read, and where it is gone and a
+    checkpoint is there: that knows nothing of what was asked since."""
     path = folder / LEDGERS
-    if path.exists():
-        try:
-            return {client: dict(line) for client, line in json.loads(path.read_text()).items()}
-        except (OSError, ValueError, AttributeError, TypeError):
-            raise PrunellaError(f"{path}, what clients have spent, cannot be read: restore it") from None
-    saved = load(folder)
-    return saved.ledgers if saved is not None else {}
+    if not path.exists():
+        if _rounds(folder):
+            raise PrunellaError(f"{path}, what clients have spent, is missing: restore it, or start a new run")
+        return {}
+    try:
+        return {client: dict(line) for client, line in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        raise PrunellaError(f"{path}, what clients have spent, cannot be read: restore it") from None
 
 
 def _read(path: Path) -> Checkpoint:

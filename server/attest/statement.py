@@ -38,7 +38,7 @@ from prunella.server.report.evidence import (
     worst_first,
 )  # fmt: skip
 from prunella.server.report.membership import membership_notes
-from prunella.server.report.series import label_values, last
+from prunella.server.report.series import label_values, last, present
 from prunella.server.report.state import RunState, run_state
 from prunella.server.report.units import decibels, digits, percent, plural
 from prunella.server.report.verdict import RunVerdict, verdict
@@ -194,6 +194,15 @@ def _spent(found: Evidence) -> tuple[list[float], str]:
     return spent, " ".join(filter(None, (said, lost if more else "")))
 
 
+def _require_ledgers(found: Evidence) -> None:
+    """Refuse ledgers that are gone, or older than the figures of the run."""
+    told, (spent, _) = present(found.lines, "privacy_epsilon", stat="worst"), _spent(found)
+    if told is not None and max(spent, default=0.0) < told * (1 - 1e-9):
+        known = f"say ε {digits(max(spent))} where {METRIC_LINES} says {digits(told)}" if spent else "are missing"
+        where = f"what the sites of {found.folder} have spent (checkpoint/{LEDGERS})"
+        raise ConfigError(f"{where}: the ledgers {known}, so that its ε cannot be attested: restore them")
+
+
 def _nats(found: Evidence) -> str:
     """What a channel let through: a bound where every site has one and all its answers came."""
     told = [line for line in found.ledgers.values() if line.keys() != {UNHEARD}]
@@ -336,8 +345,7 @@ def statement(folder: Path) -> dict[str, Any]:
     ``PrunellaError`` for files that cannot be read."""
     found = Evidence(folder)
     run = found.run
-    if found.state.epsilon is not None and not found.ledgers:
-        raise ConfigError(f"what the sites of {folder} have spent is missing (checkpoint/): its ε cannot be attested")
+    _require_ledgers(found)
     sections = [
         _trained(found), _threats(found), _defenses(found), _privacy(found), _attacks(found), _membership(found),
         _untested(found), _risk(found), _section("Recommended next step", found.verdict.next_step),

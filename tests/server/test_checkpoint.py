@@ -4,7 +4,16 @@ import pytest
 import torch
 
 from prunella.core.errors import ConfigError, PrunellaError
-from prunella.server.checkpoint import KEPT, Checkpoint, load, require_same_settings, save
+from prunella.server.checkpoint import (
+    KEPT,
+    LEDGERS,
+    Checkpoint,
+    load,
+    load_ledgers,
+    require_same_settings,
+    save,
+    save_ledgers,
+)
 
 
 def checkpoint(round: int) -> Checkpoint:
@@ -72,6 +81,16 @@ def test_a_write_that_fails_leaves_the_older_one(tmp_path: Path, monkeypatch: py
     got = load(tmp_path)
     assert got is not None and got.round == 1
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_clients_have_spent_is_never_taken_from_a_checkpoint(tmp_path: Path) -> None:
+    assert load_ledgers(tmp_path) == {}, "nobody was asked yet"
+    save_ledgers(tmp_path, {"0": {"rounds": 2.0, "unheard": 1}})
+    save(tmp_path, checkpoint(3))
+    assert load_ledgers(tmp_path) == {"0": {"rounds": 2.0, "unheard": 1}}
+    (tmp_path / LEDGERS).unlink()
+    with pytest.raises(PrunellaError, match="is missing: restore it, or start a new run"):
+        load_ledgers(tmp_path)
 
 
 def test_settings_that_matter_must_not_change_and_are_named() -> None:

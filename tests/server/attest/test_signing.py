@@ -15,7 +15,7 @@ from prunella.core.errors import ConfigError
 from prunella.server.attest import signing
 from prunella.server.attest.signing import NotVerified, new_key, private_key, public_key, verify
 from prunella.server.attest.write import attest
-from prunella.server.checkpoint import Checkpoint, save
+from prunella.server.checkpoint import Checkpoint, save, save_ledgers
 from tests.server.report.stored import full_run
 
 NEWEST = "round-00000004.safetensors"
@@ -33,6 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         4, {"w": torch.ones(2)}, {"w": torch.ones(2, dtype=torch.bool)}, {}, ledgers={"0": {"epsilon": 2.0}}
     )
     save(home / "run" / "checkpoint", saved)
+    save_ledgers(home / "run" / "checkpoint", saved.ledgers)
     shutil.copy(home / "run" / "checkpoint" / NEWEST, home / "run" / "best" / "model.safetensors")
     attest(home / "run", home / "out", new_key(home / "attest.key"), "")
     return home
@@ -115,7 +116,8 @@ TAMPERED: dict[str, Callable[[Path], object]] = {
     "an empty file": lambda home: (home / "out" / "attestation.json").write_text(""),
     "an audit of the run taken out": lambda home: (home / "run" / "audits.jsonl").write_text(""),
     "a number of the run": lambda home: (home / "run" / "metrics.jsonl").write_text("{}\n"),
-    "the model of the run, with what every site has spent": lambda home: save(home / "run" / "checkpoint", CHEAPER),
+    "the model of the run": lambda home: save(home / "run" / "checkpoint", CHEAPER),
+    "what every site has spent": lambda home: save_ledgers(home / "run" / "checkpoint", CHEAPER.ledgers),
     "a newer model of the run": lambda home: save(home / "run" / "checkpoint", replace(CHEAPER, round=5)),
     "the best model of the run": lambda home: (home / "run" / "best" / "model.safetensors").write_bytes(b"other"),
     "a document put beside it": lambda home: (home / "out" / "attestation.pdf").write_bytes(b"%PDF"),

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from prunella.core.errors import ConfigError
+from prunella.core.errors import ConfigError, PrunellaError
 from prunella.server.attest.statement import Evidence, canonical, digest_of, statement
-from prunella.server.checkpoint import Checkpoint, save
+from prunella.server.checkpoint import LEDGERS, Checkpoint, save, save_ledgers
 from prunella.server.store.schema import row
 from prunella.server.store.write import RunStore
 from tests.server.report.stored import add_audit, full_run, new_run
@@ -25,6 +25,7 @@ def spend(folder: Path, *epsilons: float | None) -> None:
     tree = {"w": torch.ones(2)}
     ledgers = {str(n): {} if e is None else {"epsilon": e, "delta": 1e-5} for n, e in enumerate(epsilons)}
     save(folder / "checkpoint", Checkpoint(4, tree, {"w": torch.ones(2, dtype=torch.bool)}, {}, {}, ledgers))
+    save_ledgers(folder / "checkpoint", ledgers)
 
 
 def test_a_run_without_an_epsilon_says_so_and_its_attacks_stand_beside_their_controls(tmp_path: Path) -> None:
@@ -56,12 +57,26 @@ def test_an_epsilon_without_what_the_sites_have_spent_is_not_attested(tmp_path: 
         statement(tmp_path)
 
 
+def test_ledgers_that_are_gone_or_older_than_the_run_s_figures_are_not_attested(tmp_path: Path) -> None:
+    """A checkpoint holds what was spent before its round was asked for the next."""
+    store = new_run(tmp_path, settings={"dataset": "digits", "defenses": "dp-sgd"})
+    spend(tmp_path, 1.0, 2.0)
+    statement(tmp_path)
+    store.append_metrics(4, [row("privacy_epsilon", 2.5, stat="worst")])
+    with pytest.raises(ConfigError, match=r"say ε 2 where metrics.jsonl says 2.5, so that its ε cannot be attested"):
+        statement(tmp_path)
+    spend(tmp_path, 1.0, 2.5)
+    assert statement(tmp_path)["epsilon"]["most"] == 2.5
+    (tmp_path / "checkpoint" / LEDGERS).unlink()
+    with pytest.raises(PrunellaError, match=r"ledgers.json, what clients have spent, is missing: restore it"):
+        statement(tmp_path)
+
+
 def test_the_headline_s_epsilon_is_that_of_the_ledgers_where_a_round_was_cut_short(tmp_path: Path) -> None:
     store = new_run(tmp_path, settings={"dataset": "digits", "defenses": "dp-sgd", "privacy.delta": 1e-5})
     store.append_metrics(4, [row("privacy_epsilon", 1.5, stat="worst"), row("privacy_epsilon", 1.5, stat="mean")])
     lines = {"0": {"epsilon": 1.5, "epsilon_next": 1.64, "unheard": 1}}
-    mask = {"w": torch.ones(2, dtype=torch.bool)}
-    save(tmp_path / "checkpoint", Checkpoint(4, {"w": torch.ones(2)}, mask, {}, {}, lines))
+    save_ledgers(tmp_path / "checkpoint", lines)
     add_audit(store, 4, "control", 0.02)
     said = statement(tmp_path)
     assert said["epsilon"] == {"most": 1.64, "delta": 1e-5}
@@ -98,8 +113,7 @@ def test_nats_are_a_bound_where_every_site_has_one_and_all_answers_came(
     tmp_path: Path, ledgers: dict[str, dict[str, float]], words: str
 ) -> None:
     new_run(tmp_path, settings={"dataset": "digits", "defenses": "channel-natural"})
-    mask = {"w": torch.ones(2, dtype=torch.bool)}
-    save(tmp_path / "checkpoint", Checkpoint(4, {"w": torch.ones(2)}, mask, {}, {}, ledgers))
+    save_ledgers(tmp_path / "checkpoint", ledgers)
     assert words in section(statement(tmp_path), "Differential privacy")
 
 
