@@ -1,10 +1,11 @@
 """Other people's images of the same kind: what a reconstruction is held against, beside the truth it is scored by.
 
-A *gallery* has images [M, C, H, W] with labels [M] that the attacked update knows nothing of. It answers three
+A *gallery* has images [M, C, H, W] with labels [M] that the attacked update knows nothing of. It answers four
 questions about a reconstruction of images [N, C, H, W]:
 
 null         how near it comes to images it cannot know: ``draws`` of as many, with the same labels as far as there are
              any, to which it is assigned exactly as to the truth.
+batches      of how many of as many of them it is nearest to the one that it is paired with.
 blind        how near the mean image of each class comes to the truth, a picture that needs no update.
 recognition  whether each original is nearer to the reconstruction than its look-alikes are: up to ``LOOKALIKES``
              images of its class; an original of which there is none is not asked about. (Others beside them would be
@@ -17,12 +18,13 @@ attacker's success; so are images that were themselves rebuilt, since a copy is 
 seeded part is used, ``LARGEST`` images or ``VALUES`` pixel values.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
-from prunella.attacks.score.likeness import alignments, correlations, least
+from prunella.attacks.score.likeness import alignments, correlations, least, rough_errors
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch
@@ -52,15 +54,9 @@ class Recognition:
     low: float
 
 
-def _squared_errors(a: Tensor, b: Tensor) -> Tensor:
-    """As ``likeness.squared_errors``, faster, and right to 1e-12 only: for choosing pairs, not for scoring them."""
-    a, b = a.flatten(1).double(), b.flatten(1).double()
-    return (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp_min(0) / a.shape[1]
-
-
 def same_pictures(a: Tensor, b: Tensor) -> Tensor:
     """Whether an image of ``a`` is the same picture as one of ``b``, [len(a), len(b)]."""
-    return (_squared_errors(a, b) < TWIN["mse"]) | (correlations(a, b).abs() > TWIN["correlation"])
+    return (rough_errors(a, b) < TWIN["mse"]) | (correlations(a, b).abs() > TWIN["correlation"])
 
 
 def _shuffled_by_label(labels: Tensor, wanted: Tensor, generator: Generator) -> tuple[dict[int, Tensor], Tensor]:
@@ -81,12 +77,11 @@ class Gallery:
             raise AttackError("an image of the gallery is not finite: this evaluation failed")
         self.truth, self.guess, self.generator = truth, guess, stream(0, purpose="gallery")
         # An image that was used in several steps is one of the truth, not several that agree.
-        first = {
-            (image.numpy().tobytes(), int(label)): n
-            for n, (image, label) in enumerate(zip(truth.x, truth.y, strict=True))
-        }
-        rows = sorted(first.values())
+        keys = [(image.numpy().tobytes(), int(label)) for image, label in zip(truth.x, truth.y, strict=True)]
+        last = {key: n for n, key in enumerate(keys)}
+        rows = sorted(last.values())
         self.distinct = PrivateBatch(truth.x[rows], truth.y[rows])
+        self._place = torch.tensor([rows.index(last[key]) for key in keys])  # of each of the truth, in ``distinct``
         chosen = self._part(y, max(1, min(LARGEST, VALUES // max(1, x[:1].numel()))))
         x, y = x[chosen], y[chosen]
         different = ~(same_pictures(x, truth.x).any(1) | same_pictures(x, guess).any(1))
@@ -111,9 +106,9 @@ class Gallery:
         first = order[same][: max(most // 2, most - int((~same).sum()))]
         return torch.cat([first, order[~same][: most - len(first)]])
 
-    def _draw(self) -> Tensor:
+    def _draw(self, generator: Generator) -> Tensor:
         """Positions of as many images as the truth has, of its labels as far as possible, none twice."""
-        by_label, order = _shuffled_by_label(self.y, self.distinct.y, self.generator)
+        by_label, order = _shuffled_by_label(self.y, self.distinct.y, generator)
         counts = {label: int((self.distinct.y == label).sum()) for label in by_label}
         chosen = torch.cat([positions[: counts[label]] for label, positions in by_label.items()])
         rest = order[~torch.isin(order, chosen)]
@@ -122,13 +117,20 @@ class Gallery:
     def null(self) -> tuple[Tensor, Tensor]:
         """The pairs (gallery, guess) of all draws, each once, int64 [P, 2]: those of least squared error, and those of
         most correlation."""
-        errors, alike = _squared_errors(self.x, self.guess), correlations(self.x, self.guess).abs()
+        errors, alike = rough_errors(self.x, self.guess), correlations(self.x, self.guess).abs()
         by_error, by_likeness = set[tuple[int, int]](), set[tuple[int, int]]()
         for _ in range(DRAWS):
-            drawn = self._draw()
+            drawn = self._draw(self.generator)
             by_error |= {(int(drawn[row]), column) for row, column in least(errors[drawn])}
             by_likeness |= {(int(drawn[row]), column) for row, column in least(-alike[drawn])}
         return torch.tensor(sorted(by_error)), torch.tensor(sorted(by_likeness))
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches in place of the truth, with as many images and twins, beside the reconstruction: ``DRAWS`` of them,
+        and none where there are fewer images than the truth has."""
+        generator = stream(0, purpose="gallery batches")
+        for _ in range(DRAWS if len(self) >= len(self.distinct.y) else 0):
+            yield self.x[self._draw(generator)[self._place]], self.guess
 
     def means(self) -> list[Tensor]:
         """What can be guessed for each image [N, C, H, W] of the truth: the mean of its class, and that of all."""

@@ -12,7 +12,8 @@ MSE           lower leaks more.
 NCC           the correlation of the pixels, without its sign: the same for a pale copy, a dark one and a negative,
               which are as legible as the picture. Its pairs are those of most correlation.
 
-IIP is the share of pairs whose reconstruction is nearer (MSE) to its own image than to any other of the truth.
+IIP is the share of pairs whose reconstruction is nearer (MSE) to its own image than to any other of the truth, beside
+what noise gets and what the same reconstruction gets of the gallery (``attacks.score.nearest``).
 Label accuracy is the share of reconstructed labels that are in the batch, counted with multiplicity; ``label_chance``
 is that of labels drawn as often as the gallery has them.
 
@@ -47,6 +48,7 @@ from torch import Tensor
 from prunella.attacks.score.gallery import Gallery, Recognition, same_pictures
 from prunella.attacks.score.information import information, normalised
 from prunella.attacks.score.likeness import Pairs, contrast_free, correlations, least, squared_errors
+from prunella.attacks.score.nearest import by_chance, identifiable, noise_beside
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
@@ -91,6 +93,8 @@ class Leakage:
     mse: Stat
     ncc: Stat
     iip: float
+    iip_random: float | None
+    iip_other: float | None
     label_accuracy: float | None
     label_chance: float | None
     recognition: Recognition | None
@@ -202,15 +206,6 @@ def rdlv(similarity: Stat) -> float | None:
     """
     before = similarity.other if similarity.blind is None else similarity.blind
     return (similarity.worst - before) / before if before is not None and before > 0 else None
-
-
-def identifiable(truth: Tensor, pairs: Pairs, guess: Tensor) -> float:
-    """IIP, over the pairs."""
-    candidates = truth if len(truth) > 1 else torch.cat([truth, truth.mean().expand_as(truth)])
-    errors = squared_errors(guess, candidates)
-    twins = squared_errors(candidates, candidates) == 0  # an image may occur twice: its twin is not another image
-    hits = [bool((errors[g, t] < errors[g, ~twins[t]]).all()) for t, g in pairs]
-    return sum(hits) / len(hits)
 
 
 def label_accuracy(truth: Tensor, guess: Tensor) -> float:
@@ -361,6 +356,8 @@ def score(
         mse=by_error.stat(mse, up=False),
         ncc=by_likeness.stat(lambda t, g: [abs(each) for each in ncc(t, g)]),
         iip=identifiable(real, pairs, guess),
+        iip_random=by_chance(noise_beside(real, guess)),
+        iip_other=None if others is None else by_chance(others.batches()),
         label_accuracy=None if named is None else label_accuracy(labels, named),
         label_chance=_label_chance(named, labels, gallery),
         recognition=None if others is None else others.recognition(),

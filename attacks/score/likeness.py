@@ -22,6 +22,12 @@ def squared_errors(a: Tensor, b: Tensor) -> Tensor:
     return torch.cdist(flat_a, flat_b, compute_mode="donot_use_mm_for_euclid_dist").square() / flat_a.shape[1]
 
 
+def rough_errors(a: Tensor, b: Tensor) -> Tensor:
+    """As ``squared_errors``, faster, and right to 1e-12 only: for choosing pairs, not for scoring them."""
+    a, b = a.flatten(1).double(), b.flatten(1).double()
+    return (a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T).clamp_min(0) / a.shape[1]
+
+
 def contrast_free(x: Tensor) -> Tensor:
     """Each image as a vector [N, C*H*W] float64 of mean 0 and length 1; 0 for a flat image, which is like nothing."""
     flat = x.flatten(1).double()

@@ -114,7 +114,9 @@ class Replay:
             f"rdlv       {'undefined: the other image has no SSIM' if ahead is None else f'{ahead:.4g} of SSIM'}"
         )
         lines.append(f"lpips      {self.perceptual}")
-        lines.append(f"iip        {self.leakage.iip:.4g}")
+        chance = {"random": self.leakage.iip_random, "other": self.leakage.iip_other}
+        known = ", ".join(f"{name} {share:.4g}" for name, share in chance.items() if share is not None)
+        lines.append(f"iip        {self.leakage.iip:.4g} ({known})")
         reached = level({"scores": found})
         doubt = ", which by itself shows nothing: the verdict says what it is worth" if reached == "baseline" else ""
         lines.append(f"level      {reached}{doubt}")

@@ -19,14 +19,14 @@ SCORES = {
     "psnr": (-1.0, 101.0), "nmi": (-0.01, 1.01), "ami": (-10.0, 1.01), "ssim": (-1.01, 1.01), "mse": (0.0, 1.01),
     "ncc": (0.0, 1.01),
 }  # fmt: skip
-SHARES = {"iip": (0.0, 1.0), "label_accuracy": (0.0, 1.0), "images": (0.0, 1e6)}
+SHARES = {"iip": (0.0, 1.0), "iip_random": (0.0, 1.0), "label_accuracy": (0.0, 1.0), "images": (0.0, 1e6)}
 STATS = ("mean", "worst", "random", "other")
 # Of a client that has a gallery, all of them:
 RECOGNITION = {"hits": (0.0, 1e6), "images": (1.0, 1e6), "gallery": (1.0, 1e6), "chance": (0.0, 1.0), "low": (0.0, 1.0)}
 BESIDE_GALLERY = {f"{score}.blind": limits for score, limits in SCORES.items()} | {
     f"recognition.{name}": limits for name, limits in RECOGNITION.items()
 }
-LABELS = {"label_accuracy", "label_chance"}
+UNTOLD = {"label_accuracy", "label_chance", "iip_random", "iip_other"}  # not every attack, gallery or release has them
 OTHERS = {f"{score}.other" for score in SCORES}  # without a gallery, of one image or of twins, none
 MAX_PICTURES = 16
 
@@ -35,8 +35,8 @@ def read_scores(record: MetricRecord) -> dict[str, Any]:
     """A client's scores as ``Leakage.to_dict`` returns them. Raises ``AttackError`` on other names or odd numbers."""
     bounds = {f"{score}.{stat}": limits for score, limits in SCORES.items() for stat in STATS} | SHARES
     if BESIDE_GALLERY.keys() & record.keys():
-        bounds |= BESIDE_GALLERY | {"label_chance": (0.0, 1.0)}
-    optional = LABELS if (OTHERS | BESIDE_GALLERY.keys()) & record.keys() else LABELS | OTHERS
+        bounds |= BESIDE_GALLERY | {"label_chance": (0.0, 1.0), "iip_other": (0.0, 1.0)}
+    optional = UNTOLD if (OTHERS | BESIDE_GALLERY.keys()) & record.keys() else UNTOLD | OTHERS
     if not bounds.keys() - optional <= record.keys() <= bounds.keys():
         raise AttackError("scores are missing or unexpected")
     checked = {name: figure(value, *bounds[name]) for name, value in record.items()}

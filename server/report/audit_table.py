@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from prunella.attacks.score.level import level, value
-from prunella.server.report.evidence import control_state, is_evidence, weakness, who
+from prunella.server.report.evidence import control_state, is_evidence, nearest_by_chance, weakness, who
 from prunella.server.report.units import NONE, digits, duration, error, fixed, percent, plural, score
 from prunella.server.store.schema import StoreLine
 
@@ -44,7 +44,7 @@ def _cells(audit: StoreLine) -> list[dict[str, Any]]:
     spreads += [_cell(audit, metric, score) for metric in ("ssim", "nmi", "ami")]
     spreads += [_cell(audit, "mse", error), _cell(audit, "ncc", score)]
     named = _share(scores, "label_accuracy", scores.get("label_chance"))
-    shares = [_share(scores, "iip"), _told_apart(scores.get("recognition")), named]
+    shares = [_share(scores, "iip", nearest_by_chance(scores)), _told_apart(scores.get("recognition")), named]
     objective = NONE if audit["objective"] is None else digits(audit["objective"])
     return [*spreads, *shares, {"worst": objective, "rest": (duration(audit["seconds"]),)}]
 

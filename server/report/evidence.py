@@ -6,8 +6,8 @@ image in one step, that is ``single``. Of masked sums, every update here is the 
 one image of each.
 """
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 from prunella.attacks.score.level import FITTED, WORST, Level, Line, level, value
 from prunella.server.report.many import together
@@ -202,6 +202,17 @@ def in_words(audit: Line, found: Level) -> str:
     shown = f"{WORDS[found]}, " if audit.get("scores") and found != "baseline" else ""
     attack = audit["attack"] + (f", {audit['found_by']}" if audit.get("found_by") else "")
     return f"{who(audit)}: {shown}{scores_in_words(audit, found)} ({attack} against {audit['defense']})"
+
+
+def nearest_by_chance(scores: Mapping[str, Any]) -> float | None:
+    """How many images are nearest to their own reconstruction without a leak: of other people's images or, where none
+    were at hand, of noise. None of an older release's audit, which did not measure it.
+
+    >>> nearest_by_chance({"iip": 0.8, "iip_random": 0.4, "iip_other": 0.5}), nearest_by_chance({"iip": 0.8})
+    (0.5, None)
+    """
+    other = scores.get("iip_other")
+    return scores.get("iip_random") if other is None else other
 
 
 UNTRUE = (

@@ -264,7 +264,9 @@ identical. NMI depends on the image size: read it beside its baselines.</dd>
 <dt>MSE</dt><dd>Mean squared error, pixels in [0,&nbsp;1]. Lower leaks more.</dd>
 <dt>NCC</dt><dd>Correlation of the pixels, which brightness and contrast do not change: a pale copy or a negative has 1.
 Higher leaks more.</dd>
-<dt>Own image nearest</dt><dd>Share of images whose reconstruction is nearer to them than to the others.</dd>
+<dt>Own image nearest</dt><dd>Share of images whose reconstruction is nearer to them than to the others. In
+brackets, the share by chance: of the same reconstruction and other people's images or, where none were at hand, of
+noise. It is large, since each reconstruction counts for the image that it fits best.</dd>
 <dt>Told apart</dt><dd>Originals that are nearer to what was rebuilt than up to 99 look-alikes of their class, other
 people's images. In brackets, the share that chance would tell apart.</dd>
 <dt>Other people's images</dt><dd>What the same reconstruction scores against as many images that it cannot know, in the

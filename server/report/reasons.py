@@ -11,6 +11,7 @@ from prunella.server.report.evidence import (
     in_words,
     is_evidence,
     judged,
+    nearest_by_chance,
     of_kind,
     scored,
     scores_in_words,
@@ -149,6 +150,10 @@ def notes(audits: Sequence[Line], state: RunState, damaged: int = 0) -> tuple[st
     return tuple(found + ([f"Guaranteed: {state.guarantee}."] if state.guarantee else []))
 
 
+def _beside(chance: float | None) -> str:
+    return "" if chance is None else f" (by chance: {percent(chance)})"
+
+
 def _recognised(scores: Mapping[str, Any]) -> list[str]:
     """What a reconstruction names: its original among look-alikes, its own image in the batch, the labels."""
     found, seen, images = [], scores.get("recognition"), int(scores.get("images") or 0)
@@ -158,11 +163,9 @@ def _recognised(scores: Mapping[str, Any]) -> list[str]:
             f"look-alikes (by chance: {percent(seen['chance'])})"
         )
     if images > 1 and scores.get("iip") is not None:
-        found.append(f"the own image is nearest for {percent(scores['iip'])} (by chance: {percent(1 / images)})")
+        found.append(f"the own image is nearest for {percent(scores['iip'])}{_beside(nearest_by_chance(scores))}")
     if scores.get("label_accuracy") is not None:
-        chance = scores.get("label_chance")
-        beside = "" if chance is None else f" (by chance: {percent(chance)})"
-        found.append(f"labels named: {percent(scores['label_accuracy'])}{beside}")
+        found.append(f"labels named: {percent(scores['label_accuracy'])}{_beside(scores.get('label_chance'))}")
     return found
 
 

@@ -114,6 +114,8 @@ def _scores(scores: Mapping[str, Any], labels: Mapping[str, str]) -> Iterable[Ro
         for stat in ("mean", "worst", "random", "other", "blind"):
             if scores.get(key, {}).get(stat) is not None:
                 yield row(metric, scores[key][stat], **labels, stat=stat)
-    yield row("leakage_iip_ratio", scores["iip"], **labels, stat="mean")
+    for stat, key in {"mean": "iip", "random": "iip_random", "other": "iip_other"}.items():
+        if scores.get(key) is not None:
+            yield row("leakage_iip_ratio", scores[key], **labels, stat=stat)
     if scores.get("label_accuracy") is not None:
         yield row("leakage_label_accuracy_ratio", scores["label_accuracy"], **labels, stat="mean")

@@ -121,6 +121,13 @@ def test_what_shows_nothing_where_it_finds_nothing_is_not_judged(weak: dict[str,
     assert level(CONTROL, nothing | weak | {"round": 2}, nothing) == "unknown", "worst so far"
 
 
+def test_the_images_nearest_to_their_own_reconstruction_stand_beside_chance() -> None:
+    iip = lambda stat: ("leakage_iip_ratio", *psnr(stat)[1:])  # noqa: E731
+    rows = scores(OUTCOME | {"scores": OUTCOME["scores"] | {"iip_random": 0.4, "iip_other": None}})
+    assert (rows[iip("mean")], rows[iip("random")]) == (0.5, 0.4) and iip("other") not in rows
+    assert iip("random") not in scores(OUTCOME), "of an older release"
+
+
 def test_a_blind_guess_is_a_baseline_where_it_is_known() -> None:
     with_blind = {k: SCORE | {"blind": 0.75} for k in ("psnr", "nmi", "ssim", "mse", "ncc")}
     rows = scores(OUTCOME | {"scores": {**OUTCOME["scores"], **with_blind}})

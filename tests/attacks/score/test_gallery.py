@@ -113,7 +113,7 @@ def test_an_image_used_in_several_steps_is_one_trial_and_one_of_the_truth() -> N
     x, others, guess = images(4), labelled(images(60, seed=1)), images(32, seed=2)
     once, often = (Gallery(others, batch(truth), guess) for truth in (x, x.repeat(8, 1, 1, 1)))
     assert often.recognition() == once.recognition() and once.recognition().images == 4
-    assert len(often._draw()) == len(once._draw()) == 4
+    assert len(often._draw(often.generator)) == len(once._draw(once.generator)) == 4
 
 
 def test_a_picture_that_is_moved_is_told_from_its_look_alikes_at_twice_the_chance() -> None:

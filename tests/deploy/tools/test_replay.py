@@ -118,6 +118,7 @@ def test_scores_need_the_truth_and_a_canary_has_it_beside_it(tmp_path: Path) -> 
     assert "AlexNet's weights" in scored.perceptual or scored.perceptual.startswith("mean")
     names = [line.split()[0] for line in scored.lines()]
     assert names[5:] == ["psnr", "ssim", "nmi", "ami", "mse", "ncc", "rdlv", "lpips", "iip", "level", "labels"]
+    assert "(random " in scored.lines()[13] and "other" not in scored.lines()[13], "it has no gallery"
     with pytest.raises(UsageError, match="not a safetensors file with images"):
         replay(Sources(trace, tmp_path, truth=trace), "ig", [], 0)
 

@@ -36,13 +36,14 @@ def test_scores_out_of_bounds_are_no_scores() -> None:
 def test_what_stands_beside_a_gallery_comes_whole_or_not_at_all() -> None:
     found = read_scores(MetricRecord({**BESIDE, "label_accuracy": 1.0, "label_chance": 0.1}))
     assert found["psnr"]["blind"] == 0.5 and found["recognition"]["hits"] == 1 and found["label_chance"] == 0.1
+    assert read_scores(MetricRecord({**BESIDE, "iip_random": 0.4, "iip_other": 0.5}))["iip_other"] == 0.5
     plain = read_scores(MetricRecord(GOOD))
     assert plain["recognition"] is plain["label_chance"] is None and "blind" not in plain["psnr"]
     for name in BESIDE_GALLERY:
         for record in ({k: v for k, v in BESIDE.items() if k != name}, GOOD | {name: BESIDE[name]}):
             with pytest.raises(AttackError, match="missing or unexpected"):
                 read_scores(MetricRecord(record))
-    for extra in ("label_chance", "pixel.0", "ncc.median"):
+    for extra in ("label_chance", "iip_other", "pixel.0", "ncc.median"):
         with pytest.raises(AttackError, match="missing or unexpected"):
             read_scores(MetricRecord(GOOD | {extra: 0.5}))
 

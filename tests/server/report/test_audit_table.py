@@ -52,10 +52,11 @@ def test_scores_stand_beside_their_baselines_and_chance() -> None:
     spread = {"mean": 10.0, "worst": 13.04, "random": 6.0, "other": 9.0}
     recognition = {"hits": 3.0, "images": 4.0, "gallery": 99.0, "chance": 0.01, "low": 0.25}
     found = cells({"psnr": {**spread, "blind": 11.5}, "recognition": recognition, "label_accuracy": 1.0,
-                   "label_chance": 0.1})  # fmt: skip
+                   "label_chance": 0.1, "iip": 0.75, "iip_random": 0.4})  # fmt: skip
     assert [found[0]["worst"], *found[0]["rest"]] == ["13.0", "10.0", "(6.0, 9.0, 11.5)"]
     assert len(found) == 10 and [found[7]["worst"], *found[7]["rest"]] == ["3 of 4", "(1.0\u202f%)"]
     assert [found[8]["worst"], *found[8]["rest"]] == ["100.0\u202f%", "(10.0\u202f%)"]
+    assert [found[6]["worst"], *found[6]["rest"]] == ["75.0\u202f%", "(40.0\u202f%)"]
     older = cells({"psnr": spread, "label_accuracy": 1.0})
     assert older[0]["rest"] == ("10.0", "(6.0, 9.0)") and older[7]["rest"] == older[8]["rest"] == ()
 

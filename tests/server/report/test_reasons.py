@@ -98,12 +98,14 @@ def test_a_client_that_denies_keeps_a_sum_from_being_scored() -> None:
 
 def test_what_a_reconstruction_names_stands_beside_its_chance() -> None:
     scores = NOTHING | {
-        "images": 4, "iip": 0.75, "label_accuracy": 1.0, "label_chance": 0.31,
+        "images": 4, "iip": 0.75, "iip_random": 0.5, "iip_other": 0.55, "label_accuracy": 1.0, "label_chance": 0.31,
         "recognition": {"hits": 3, "images": 4, "gallery": 100, "chance": 0.01, "low": 0.2},
     }  # fmt: skip
     text = " ".join(sentences([CONTROL, audit(scores=scores)], LEARNED, "clear"))
     assert "it picks 3 of 4 originals out of 100 look-alikes (by chance: 1.0\u202f%)" in text
-    assert "nearest for 75.0\u202f% (by chance: 25.0\u202f%)" in text
+    assert "nearest for 75.0\u202f% (by chance: 55.0\u202f%)" in text
+    older = " ".join(sentences([CONTROL, audit(scores=NOTHING | {"images": 4, "iip": 0.75})], LEARNED, "clear"))
+    assert "nearest for 75.0\u202f%." in older, "chance was not measured"
     assert "labels named: 100.0\u202f% (by chance: 31.0\u202f%)" in text
     plain = " ".join(sentences([CONTROL, audit(scores=NOTHING | {"label_accuracy": 1.0})], LEARNED, "clear"))
     assert "labels named: 100.0\u202f%." in plain and "look-alikes" not in plain
