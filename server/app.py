@@ -126,6 +126,7 @@ def describe(federation: Federation) -> None:
         settings=dict(federation.raw),
         versions=versions(),
         model_parameters=sum(t.numel() for t in initial(federation.task, 0)[0].values()),
+        shape=list(federation.task.shape),
         classes=federation.task.classes,
         **_guessing(federation),
         started=federation.store.run().get("started") or now(),

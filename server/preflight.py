@@ -45,7 +45,7 @@ def check_together(run: Run, raw: Raw, here: bool) -> None:
         if not run.audit_cluster:
             pick_device(run.attack_device)
         if place and not Path(place).is_dir():
-            raise ConfigError(f"dataset {run.dataset!r}: there is no folder {place} on this machine")
+            raise ConfigError(f"dataset {run.dataset!r}: there is no folder {Path(place).absolute()} on this machine")
     elif place or is_foreign(run.model) or is_foreign(run.attack):
         return
     task = make_task(run.model, run.dataset, None)

@@ -7,6 +7,7 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,8 @@ def launch(
     requirements.check("simulation" if request.simulate else "server")
     check_clients(request)
     check_room(request)
+    if resume is None:  # a resumed run keeps the very words of its settings
+        request = replace(request, settings=settings.anchored(request.settings))
     run = resume or create(request.runs, request.run_id or new_id(), _supernodes(request))
     with signals_interrupt(), locked(run):
         view.say(f"run {run.id}: starting {request.supernodes} clients")

@@ -110,6 +110,21 @@ def typed(key: str, text: str, default: Value) -> Value:
         raise ConfigError(f"{key}: {text!r} is not {kind}: write one, for example {default}{word}") from None
 
 
+def anchored(given: Mapping[str, Value]) -> dict[str, Value]:
+    """The settings with the folder of a dataset and the file of an attack's prior, where they lie below the current
+    directory, from the root: a run goes on from wherever it is resumed.
+
+    >>> anchored({"dataset": "imagefolder:.", "rounds": 2})["dataset"] == f"imagefolder:{Path.cwd()}"
+    True
+    """
+    found = dict(given)
+    for key, value in given.items():
+        kind, colon, place = str(value).rpartition(":") if key == "dataset" else ("", "", str(value))
+        if (colon or key.endswith(".prior")) and place and Path(place).exists():
+            found[key] = f"{kind}{colon}{Path(place).absolute()}"
+    return found
+
+
 def relatives(key: str, known: Iterable[str]) -> list[str]:
     """The keys to suggest to a user who typed ``key``: those of its section, else those without a section, else all.
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from prunella.core.config import Run, parse_run
-from prunella.core.errors import PrunellaError
+from prunella.core.errors import DataError, PrunellaError
 from prunella.core.files import write_atomically
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree, apply_mask
@@ -35,7 +35,8 @@ from prunella.deploy.tools.verified import BATCH, PASSES, Original, Verified, ve
 from prunella.pruning.shrink import shrink
 from prunella.server.best import FOLDER as BEST
 from prunella.server.checkpoint import Checkpoint, load
-from prunella.tasks.data import load_test, make_task
+from prunella.server.store.read import read_run
+from prunella.tasks.data import describe, load_test, make_task
 from prunella.tasks.examples import Examples
 from prunella.tasks.exported import PROGRAM, fitted, write_exported, write_program
 from prunella.tasks.public import MINIMUM, SHARE, set_apart
@@ -142,6 +143,19 @@ def difference(dense: nn.Module, small: nn.Module, images: Tensor) -> float:
     return float((expected - got).abs().max() / expected.abs().max().clamp(min=1.0))
 
 
+def _task(run: RunDir, settings: Run, data: Path | None) -> Task:
+    """The task of the run. Its images may lie elsewhere by now, so it is what the run recorded; a run of an older
+    release did not, and is described by the images in ``data`` or where they lay. Raises ``UsageError``."""
+    known = read_run(run.path)
+    if known.get("shape") and known.get("classes"):
+        channels, height, width = map(int, known["shape"])
+        return Task(settings.model, (channels, height, width), int(known["classes"]))
+    try:
+        return make_task(settings.model, settings.dataset, data)
+    except DataError as error:
+        raise UsageError(f"{error}: name the directory of the run's images with --data") from None
+
+
 def _smaller(task: Task, tree: Tree) -> tuple[Tree, tuple[str, ...]]:
     try:
         return shrink(task.build(), tree, task.shape), ()
@@ -155,6 +169,8 @@ def _test(task: Task, settings: Run, wanted: Wanted) -> tuple[Tensor | None, Exa
     try:
         test = load_test(settings.dataset, wanted.data)
         why = "" if test is not None and len(test) >= SHARE * MINIMUM else "the server has too few test examples"
+        if describe(settings.dataset, wanted.data) != (task.shape, task.classes):
+            why = "the images have another shape or other classes than the run's"
     except PrunellaError as error:
         test, why = None, str(error)
     if why and wanted.int8:
@@ -207,7 +223,7 @@ def export(run: RunDir, wanted: Wanted) -> Exported:
         raise UsageError(f"there is no directory {wanted.data}: name that of the test examples with --data")
     saved = _checkpoint(run, wanted.best)
     settings = parse_run({name: value for name, value in saved.settings.items() if "." not in name})
-    task = make_task(settings.model, settings.dataset, None)
+    task = _task(run, settings, wanted.data)
     whole = _masked(saved)
     tree, notes = _smaller(task, whole)
     dense, small = (fitted(task.build(), t).eval() for t in (whole, tree))

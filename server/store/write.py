@@ -51,6 +51,7 @@ RUN_KEYS = (
     "settings",
     "versions",
     "model_parameters",
+    "shape",
     "classes",
     "test_examples",
     "largest_class",

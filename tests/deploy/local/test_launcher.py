@@ -120,6 +120,20 @@ def test_refused_settings_leave_no_run_behind(smallest_app: Path, tmp_path: Path
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+def test_a_run_keeps_where_its_folder_lies(
+    smallest_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    (tmp_path / "photos").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launcher, "start_processes", broken)
+    asked = RunRequest(smallest_app, tmp_path / "runs", {"dataset": "imagefolder:photos"}, run_id="one", stock=True)
+    done = launcher.launch(asked, Quiet())
+    assert done.run.launch()["settings"] == {"dataset": f"imagefolder:{tmp_path / 'photos'}"}
+
+
 def test_a_taken_metrics_port_is_refused() -> None:
     [port] = free_ports(1)
     check_port({"metrics-address": f"127.0.0.1:{port}"})

@@ -10,6 +10,7 @@ from prunella.core.errors import ConfigError
 from prunella.core.installation import IMPORT_ROOT as ROOT
 from prunella.deploy.runtime import settings
 from prunella.deploy.runtime.settings import (
+    anchored,
     app_directory,
     check,
     defaults,
@@ -150,3 +151,18 @@ def test_a_rate_that_was_chosen_for_another_dataset_or_model_is_told() -> None:
         assert check(ours, other) == ""
     with pytest.raises(ConfigError, match="learning-rate"):
         check(ours, {"learning-rate": -1.0})
+
+
+def test_a_relative_folder_is_named_from_the_root_and_nothing_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "ggl.safetensors").touch()
+    monkeypatch.chdir(tmp_path)
+    given = {"dataset": "imagefolder@1x8x8:photos", "ggl.prior": "ggl.safetensors", "model": "photos", "rounds": 3}
+    found = anchored(given)
+    assert found["dataset"] == f"imagefolder@1x8x8:{tmp_path / 'photos'}" and found["model"] == "photos"
+    assert found["ggl.prior"] == str(tmp_path / "ggl.safetensors") and found["rounds"] == 3
+    monkeypatch.chdir("/")
+    assert anchored(found) == found and anchored(given) == given, "what is not here may lie elsewhere"
+    assert anchored({"dataset": "digits", "ggl.prior": ""}) == {"dataset": "digits", "ggl.prior": ""}

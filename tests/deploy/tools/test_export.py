@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from prunella.core.errors import ConfigError
@@ -35,12 +36,12 @@ def filters(scores: Tree, names: frozenset[str], rate: float) -> Mask:
     return keep_channels(scores, channel_groups(TASK.build(), TASK.shape), names, rate, "global")
 
 
-def a_run(path: Path, select: Any, rate: float = 0.5) -> RunDir:
+def a_run(path: Path, select: Any, rate: float = 0.5, dataset: str = "digits") -> RunDir:
     """A run whose last checkpoint holds a pruned model, with biases training has moved."""
     params, _ = initial(TASK, 0)
     params = {name: t + 0.1 if t.ndim == 1 else t for name, t in params.items()}
     mask = select(magnitude(params), prunable(TASK.build()), rate) if select else full_mask(params)
-    save(path / "checkpoint", Checkpoint(7, params, mask, {"model": "cnn", "dataset": "digits", "dgp.top": 0.1}))
+    save(path / "checkpoint", Checkpoint(7, params, mask, {"model": "cnn", "dataset": dataset, "dgp.top": 0.1}))
     (path / "run.json").write_text('{"status": "completed"}')
     return RunDir(path)
 
@@ -165,6 +166,31 @@ def test_without_test_images_int8_is_refused_and_accuracy_left_out(
     done = export.export(run, Wanted(formats=("onnx",)))
     assert "accuracy was not measured" in done.notes[-1] and (done.folder / "model.onnx").exists()
     assert json.loads((done.folder / "model.json").read_text())["forms"][0]["accuracy"] is None
+
+
+def pictures(path: Path, classes: int) -> Path:
+    for split, count in (("train", 10), ("test", 400)):
+        for label in range(classes):
+            folder = path / split / f"class-{label:02d}"
+            folder.mkdir(parents=True)
+            for n in range(-(-count // classes)):
+                Image.new("L", (8, 8), 20 * label + n % 20).save(folder / f"{n}.png")
+    return path
+
+
+def test_a_run_whose_pictures_lie_elsewhere_is_exported_and_data_names_them(tmp_path: Path) -> None:
+    onnx()
+    run = a_run(tmp_path / "run", filters, dataset=f"imagefolder@1x8x8:{tmp_path / 'gone'}")
+    here, other = pictures(tmp_path / "here", 10), pictures(tmp_path / "other", 9)
+    with pytest.raises(UsageError, match="name the directory of the run's images with --data"):
+        export.export(run, Wanted())
+    assert export.export(run, Wanted(data=here)).parameters[0] == 21882, "of an older release"
+    (run.path / "run.json").write_text('{"status": "completed", "shape": [1, 8, 8], "classes": 10}')
+    without = export.export(run, Wanted(formats=("onnx",)))
+    assert without.parameters[0] == 21882 and "accuracy was not measured: the data folder" in without.notes[-1]
+    assert "accuracy" not in str(export.export(run, Wanted(formats=("onnx",), data=here)).notes)
+    wrong = export.export(run, Wanted(formats=("onnx",), data=other))
+    assert "another shape or other classes than the run's" in wrong.notes[-1]
 
 
 def test_a_format_whose_packages_are_missing_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
