@@ -23,9 +23,11 @@ class Lossy(LocalGrid):
 
     through: Route
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        arriving = [found for message in messages if (found := self.through(message)) is not None]
-        return super().push_messages(arriving)
+    def push_messages(self, messages: Iterable[Message]) -> list[Any]:
+        ids: list[Any] = []
+        for message in messages:  # None, as Flower's own grid, for one that is not taken
+            ids += [None] if (found := self.through(message)) is None else super().push_messages([found])
+        return ids
 
 
 def client_of(message: Message) -> int:
