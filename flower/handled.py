@@ -173,8 +173,14 @@ def rationed(site: Site) -> Iterator[None]:
     write_json(path, before, mode=0o600)
 
 
-def loop_missing(name: str) -> DefenseError:
-    """What to say where ``name`` needs the loop and did not find it."""
+def loop_missing(name: str, guarded: bool = False) -> DefenseError:
+    """What to say where ``name`` needs the loop and did not find it, or found no step in a ``guarded`` one."""
+    if guarded:
+        return DefenseError(
+            f"{name} works inside the training loop, and no step went through its guard: where the loader yields no "
+            "batch (no examples, or fewer than one batch with drop_last) give this client more of them, or leave it "
+            "out; else write guard.step(x, y, loss, optimizer) where the loop steps"
+        )
     return DefenseError(
         f"{name} works inside the training loop, and no step went through it: write  guard = protected(msg, context, "
         "model)  and inside your loop  guard.step(x, y, loss, optimizer)  (from prunella import protected)"
@@ -187,7 +193,7 @@ def check_loop(work: Handled, after: Tree) -> None:
     if not needed:
         return
     if work.left is None or not work.steps:
-        raise loop_missing(needed[0])
+        raise loop_missing(needed[0], work.guard is not None)
     for name, tensor in after.items():
         wanted, known = work.left.get(name, work.received.get(name)), name in work.left
         if wanted is None or not known and (is_buffer(name, after) or not tensor.is_floating_point()):

@@ -78,6 +78,19 @@ def closed(content: RecordDict, category: str) -> RecordDict:
     )
 
 
+WRAPPERS = {"_orig_mod", "module"}  # under which torch.compile and DataParallel keep the module that they are given
+
+
+def unknown_array(name: str, received: Collection[str]) -> ConfigError:
+    """What to say where the model has an array of a name that the message does not have."""
+    if ".".join(part for part in name.split(".") if part not in WRAPPERS) in received:
+        return ConfigError(
+            "protected: the model is wrapped (torch.compile, DataParallel), and its names are not the message's: give "
+            "protected the module itself (model._orig_mod, model.module)"
+        )
+    return ConfigError(f"protected: the message has no array named {name}: send the model's state_dict")
+
+
 def positions(model: nn.Module, received: Collection[str]) -> dict[str, str]:
     """The name under which each of the model's arrays came: its own, or its position in the ``state_dict`` or among
     the ``parameters()``, whichever has as many. Raises ``ConfigError``."""

@@ -42,7 +42,7 @@ from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.trees import Tree, to_device
 from prunella.flower.charged import Batch, ChargedSteps, has_twins, rows_of
 from prunella.flower.handled import HANDLED, Handled, resumed, wide
-from prunella.flower.legacy import positions
+from prunella.flower.legacy import positions, unknown_array
 from prunella.flower.moved import MovedBy
 from prunella.flower.planned import Accuracy, begin_scheme
 from prunella.flower.question import StepQuestion
@@ -102,7 +102,7 @@ class Guard:
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._params = {self._names.get(name, name): p for name, p in trained.items()}
         if odd := sorted(self._params.keys() - work.received.keys()):
-            raise ConfigError(f"protected: the message has no array named {odd[0]}: send the model's state_dict")
+            raise work.refuse(unknown_array(odd[0], work.received))
         work.tracked = tuple(dict.fromkeys([*work.tracked, *self._params]))
         work.parameters = frozenset(self._params)
         self._received = {n: wide(work.received[n]).to(p.device) for n, p in self._params.items()}
@@ -140,7 +140,8 @@ class Guard:
                 fix = "write protected(msg, context, model, loader)"
                 raise self._work.refuse(ConfigError(f"{link.name} is fitted on all images: {fix}"))
             images = data if isinstance(data, Tensor) else torch.cat([images_of(batch) for batch in data])
-            if not images.is_floating_point() or (images.dim() != 4 and link.name == "ats"):
+            flat = images.dim() < 3 and link.name == "channel-personalized"  # whose map has rows and columns
+            if not images.is_floating_point() or flat or (images.dim() != 4 and link.name == "ats"):
                 raise self._work.refuse(ConfigError(f"{link.name} changes images; {TOKENS}"))
             of = digest_of(images)
             if not self._state[link.name] or not fitted_to(self._state[link.name], of):

@@ -92,7 +92,10 @@ class MovedBy:
             what = "optimizer.step(closure) takes gradients of its own: choose another optimizer"
             raise self._work.refuse(ConfigError(f"protected: {what}"))
         if not mine <= self._fresh:
-            what = "an optimizer.step() without guard.gradients() before it: call it there, or write guard.step"
+            what = (
+                "an optimizer.step() without guard.gradients() before it: call it there, or write guard.step, which "
+                "takes one optimizer (of several: an object whose step() calls theirs)"
+            )
             raise self._work.refuse(DefenseError(f"protected: {what}"))
 
     def _after_optimizer(self, optimizer: Optimizer, *_: Any) -> None:

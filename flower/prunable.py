@@ -23,7 +23,13 @@ NEVER = re.compile(r"emb|.*embed.*|.*norm.*|wte|wpe|ln\d*|bn\d*")  # a part of a
 def prunable_names(tree: Tree, model: nn.Module | None) -> frozenset[str]:
     """Of a model's arrays, those that a scheme may prune. Raises ``ConfigError`` where there is none."""
     if not (names := _candidates(tree, model)):
-        raise ConfigError("Prune found nothing to prune among the arrays: give it the model, as model=Net()")
+        none = "Prune found nothing to prune among the arrays"
+        if model is None:
+            raise ConfigError(f"{none}: give it the model, as model=Net()")
+        raise ConfigError(
+            f"{none}: every weight of {type(model).__name__} is tied to another, frozen, or of no linear or "
+            "convolution layer: leave Prune out, or train a layer of its own"
+        )
     return names
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from prunella.client.accounts import Accounts
 from prunella.flower.defend import Defend
 from prunella.flower.loop import protected
-from tests.flower.foreign import RATE, Seen, batches, load, make, run, tree
+from tests.flower.foreign import RATE, Net, Seen, batches, load, make, run, tree
 
 WORDS, CLASSES = 20, 3
 
@@ -381,7 +381,40 @@ def test_sparse_gradients_stay_sparse_where_no_defense_changes_them(defenses: st
     assert not seen.errors and all(bool(change.any()) for change in moved.values())
 
 
-@pytest.mark.parametrize("name", ["soteria", "ats"])
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel])
+def test_a_wrapped_model_is_refused_in_words_that_name_the_wrapper(wrap: Any, tmp_path: Path) -> None:
+    def loop(model: nn.Module, message: Message, context: Context) -> None:
+        one_step(wrap(model), message, context)
+
+    _, seen = arrived(make([Defend()], loop), tmp_path, Net, "priprune")
+    assert "give protected the module itself (model._orig_mod, model.module)" in seen.errors[0]
+
+
+def two_optimizers(model: nn.Module, message: Message, context: Context) -> None:
+    first, second = (torch.optim.SGD(part.parameters(), lr=RATE) for part in (model.fc1, model.fc2))
+    with protected(message, context, model) as guard:
+        for x, y in batches(0):
+            guard.step(x, y, cross_entropy, first)
+            second.step()
+
+
+def without_a_batch(model: nn.Module, message: Message, context: Context) -> None:
+    protected(message, context, model)
+
+
+@pytest.mark.parametrize(
+    ("loop", "told"),
+    [
+        (without_a_batch, "where the loader yields no batch"),
+        (two_optimizers, "of several: an object whose step() calls theirs"),
+    ],
+)
+def test_a_loop_that_has_the_guard_is_not_told_to_write_it(loop: Any, told: str, tmp_path: Path) -> None:
+    _, seen = arrived(make([Defend()], loop), tmp_path, Net, "priprune")
+    assert told in seen.errors[0]
+
+
+@pytest.mark.parametrize("name", ["soteria", "ats", "channel-personalized"])
 def test_defenses_of_images_say_so_where_rows_are_numbers(name: str, tmp_path: Path) -> None:
     class Rows(nn.Sequential):
         def __init__(self) -> None:

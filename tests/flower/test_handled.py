@@ -21,6 +21,9 @@ def test_an_answer_has_to_be_the_model_that_the_guard_left() -> None:
     work = Handled(site, tree, {"w": torch.ones(2, dtype=torch.bool)}, (), {})
     with pytest.raises(DefenseError, match="no step went through it"):
         check_loop(work, tree)
+    work.guard, work.left = SimpleNamespace(), {"w": torch.ones(2)}
+    with pytest.raises(DefenseError, match="where the loader yields no batch"):
+        check_loop(work, tree)
     work.left, work.steps = {"w": torch.zeros(2)}, 1
     check_loop(work, {"w": torch.zeros(2)})
     with pytest.raises(DefenseError, match="w of the answer is not what"):

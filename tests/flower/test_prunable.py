@@ -1,8 +1,10 @@
 """What a scheme may prune, and what a server may call prunable."""
 
+import pytest
 import torch
 from torch import nn
 
+from prunella.core.errors import ConfigError
 from prunella.flower.prunable import may_be_asked, prunable_names
 from tests.flower.foreign import Net
 
@@ -35,3 +37,13 @@ def test_a_name_is_told_by_its_parts_and_not_by_letters_within_them() -> None:
     names = ("emb.weight", "token_embedding.weight", "wte.weight", "bn1.weight", "layer_norm.weight", "ln_f.weight")
     kept = ("subnet.0.weight", "member.weight", "fc.weight")
     assert prunable_names({name: torch.rand(2, 3) for name in names + kept}, None) == frozenset(kept)
+
+
+def test_where_nothing_is_prunable_the_reason_is_not_a_model_that_was_given() -> None:
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight = tied[0].weight
+    state = dict(tied.state_dict())
+    with pytest.raises(ConfigError, match="every weight of Sequential is tied to another, frozen"):
+        prunable_names(state, tied)
+    with pytest.raises(ConfigError, match=r"give it the model, as model=Net\(\)"):
+        prunable_names(state, None)
