@@ -45,7 +45,7 @@ OF_NEWEST := "not slow and (not federation or newest)"
 # Of deploy/tools, what asks Flower; the rest names it and works on files that a run left.
 FLOWER_ROOMS := tests/flower tests/client $(addprefix tests/deploy/,cli console local machines runtime) \
   $(wildcard tests/deploy/test_*.py) $(foreach tool,doctor other_app settings_page,tests/deploy/tools/test_$(tool).py) \
-  tests/server/test_app.py tests/server/test_grid.py tests/server/test_rounds.py tests/strategies/round tests/federation
+  $(foreach part,app envelopes grid rounds,tests/server/test_$(part).py) tests/strategies/round tests/federation
 
 # The packages are those of $(VENV); only what the newest Flower demands otherwise comes before them on the path.
 $(NEWEST)/installed: pyproject.toml $(VENV)/dev

@@ -120,9 +120,7 @@ def test_refused_settings_leave_no_run_behind(smallest_app: Path, tmp_path: Path
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_a_run_keeps_where_its_folder_lies(
-    smallest_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_keeps_where_its_folder_lies(smallest_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> str:
         raise KeyboardInterrupt
 

@@ -490,7 +490,7 @@ def test_a_run_emits_every_metric_there_is(tmp_path: Path) -> None:
         if lost or message.metadata.message_type != "train":
             return message
         lost.append(message)
-        return Message(Error(code=2, reason="lost"), reply_to=message)
+        return make_message(metadata=message.metadata, error=Error(code=2, reason="lost"))
 
     runs = [
         go(
