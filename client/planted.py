@@ -240,5 +240,10 @@ def refuse_planted(
 ) -> None:
     """Raise ``DefenseError`` where a model that was sent is planted: nothing is trained, and nothing leaves."""
     found = planted_layers(module, params, buffers, shape, classes, generator)
+    if found == [NOT_FINITE]:
+        raise DefenseError(
+            f"the model has, or makes of images, {NOT_FINITE}: not trained. Start a new run with a lower learning-rate "
+            "or, if a client sends such updates, robust=median"
+        )
     if found:
         raise DefenseError(f"the model would copy single images into its update ({', '.join(found)}): not trained")

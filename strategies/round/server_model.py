@@ -1,17 +1,23 @@
 """The model as the server knows it, and which of its weights a server-side scheme keeps."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import nn
 
 from prunella.core.errors import ConfigError, PrunellaError
-from prunella.core.trees import Mask, Tree
+from prunella.core.randomness import rehearsal, stream
+from prunella.core.trees import Mask, Tree, all_finite
 from prunella.pruning.channels import Group, channel_groups
 from prunella.pruning.filters import keep_channels
 from prunella.pruning.selection import Granularity, Scope, below, keep_by_score
 from prunella.tasks.data import Examples
 from prunella.tasks.task import Task
+from prunella.tasks.training import drawing, evaluate, loss_and_gradient
+
+PROBES = 2  # more than one, for batch norm
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,17 @@ class ServerModel:
         """Parameters and buffers of a dense tree."""
         params = {name: tree[name] for name in self.parameters}
         return params, {name: t for name, t in tree.items() if name not in params}
+
+    def computes(self, params: Tree, buffers: Tree) -> bool:
+        """Whether a client could train from here: weights, buffers, and what the model makes of ``PROBES`` images of
+        noise, in training its gradient as well, are finite."""
+        if not (all_finite(params) and all_finite(buffers)):
+            return False
+        x = torch.rand(PROBES, *self.shape, generator=stream(0, purpose="probes"))
+        with torch.random.fork_rng(devices=[]), drawing(self.module, rehearsal(0, purpose="probes")):
+            loss, gradient, _ = loss_and_gradient(self.module, params, buffers, x, torch.zeros(PROBES).long())
+        shown = evaluate(self.module, params, buffers, x, torch.zeros(PROBES).long())
+        return math.isfinite(shown.loss) and all_finite({**gradient, "": loss})
 
     @cached_property
     def groups(self) -> list[Group]:

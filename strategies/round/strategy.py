@@ -10,9 +10,11 @@ stays a plain dense ``ArrayRecord`` (parameters and buffers by name), so the str
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from logging import WARNING
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
@@ -157,13 +159,18 @@ class MaskedMean(FedAvg):
         return self._merged(server_round, collector)
 
     def _merged(self, server_round: int, collector: Collector | SumCollector) -> tuple[ArrayRecord, MetricRecord]:
-        mask = self.downlink.expected().mask
+        sent, counts = self.downlink.expected(), collector.counts
         params, buffers = collector.merged()
-        self.stats.void = not collector.counts
-        if collector.counts:
+        if counts:
             params = self.revise_params(server_round, params)
-        revised = self.revise_mask(server_round, params, mask)  # which also forgets what the round collected
-        self.mask = revised if collector.counts else mask
+        if counts and not self.model.computes(params, buffers):
+            log(WARNING, "round %d: what was merged is no model that anybody can train from (values that are not "
+                "finite): the round does not count. Lower learning-rate; and robust=median outvotes a client that "
+                "sends such updates", server_round)  # fmt: skip
+            params, buffers, counts = sent.params, sent.buffers, False
+        self.stats.void = not counts
+        revised = self.revise_mask(server_round, params, sent.mask)  # which also forgets what the round collected
+        self.mask = revised if counts else sent.mask
         return to_dense({**apply_mask(params, self.mask), **buffers}), MetricRecord({"clients": self.stats.replies})
 
     def configure_evaluate(

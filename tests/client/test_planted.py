@@ -136,6 +136,14 @@ def test_a_probe_that_overflows_hides_nothing() -> None:
     assert "values that are not finite" in planted_layers(net, params, {}, (1, 8, 8), 10, draw())
 
 
+def test_weights_that_diverged_are_refused_for_what_they_are() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    params = {name: torch.full_like(p.detach(), 3e38) for name, p in net.named_parameters()}
+    with pytest.raises(DefenseError, match="not finite: not trained. Start a new run") as caught:
+        refuse_planted(net, params, {}, (1, 8, 8), 10, draw())
+    assert "copy" not in str(caught.value)
+
+
 @pytest.mark.parametrize("size", [1e-25, 1e12])
 def test_no_size_of_the_rows_hides_them(size: float) -> None:
     """relu(s a) / s is relu(a): gradients grow by 1 / s, and their squares beyond float32."""

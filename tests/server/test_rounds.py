@@ -18,7 +18,7 @@ from prunella.client.accounts import FILE as ACCOUNT
 from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.files import read_tree
-from prunella.core.trees import map_trees, zeros_like
+from prunella.core.trees import full_mask, map_trees, zeros_like
 from prunella.privacy.accounting import Privacy
 from prunella.privacy.ledger import spending
 from prunella.privacy.ledger.ledger import Ledger, from_json
@@ -29,7 +29,7 @@ from prunella.server.grid import OrderedGrid
 from prunella.server.report.state import run_state
 from prunella.server.rounds import EMPTY_ROUNDS, Federation, federate
 from prunella.server.store.write import RunStore
-from prunella.tasks.task import initial
+from prunella.tasks.task import Task, initial
 from prunella.wire.records import from_coded, to_coded
 from tests.local_grid import LocalGrid, settings
 
@@ -72,6 +72,26 @@ def test_a_model_that_diverges_says_so_in_the_round_in_which_it_does(tmp_path: P
     federation = go(tmp_path, rounds=1, defenses="none", strategy="fedavg", learning_rate=1e4)
     assert series(federation, "model_diverged") == [1.0]
     assert series(go(tmp_path / "well", rounds=1), "model_diverged") == [0.0]
+
+
+def test_a_round_that_nobody_could_train_on_from_does_not_count_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One client of three adds finite numbers near the largest that there are, in the second round of three."""
+
+    def lie(reply: Message) -> Message:
+        told = reply.content.config_records.get("provenance") if reply.has_content() else None
+        if told is not None and told["round"] == 2 and reply.metadata.src_node_id == 101:
+            like, _ = initial(Task("cnn", (1, 8, 8), 10), 0)
+            huge = map_trees(lambda t: torch.full_like(t, 3.3e38), like)
+            reply.content["update"] = to_coded(huge, full_mask(like), full_mask(like))
+        return reply
+
+    federation = go(tmp_path, tamper=lie, rounds=3, strategy="fedavg", defenses="none")
+    assert federation.counters["rounds_void_total"] == 1 and "robust=median" in caplog.text
+    after = series(federation, "accuracy_ratio")
+    assert after[1] == after[0] and federation.strategy.stats.replies == 3
+    assert all(float(t.abs().max()) < 10 for t in final(tmp_path).tree.values())
 
 
 @pytest.mark.parametrize(("consent", "denying"), [("deny", 3.0), ("scores", 0.0)])
@@ -206,8 +226,7 @@ def test_behind_an_epsilon_gradients_that_are_not_finite_cannot_be_told_from_oth
     run = {"clients": 2, "rounds": 1, "local_steps": 4, "strategy": "random", "defenses": "dp-sgd"}
     federation = go(tmp_path, learning_rate=1e38, momentum=0.9, **run)
     assert federation.strategy.stats.replies == 2 and "client_failures_total|client-error" not in federation.counters
-    moved = final(tmp_path).tree
-    assert max(float(t.abs().max()) for t in moved.values()) > 1e35  # from here on no gradient is finite
+    assert federation.counters["rounds_void_total"] == 1  # from what was merged no gradient is finite
 
 
 def test_a_run_goes_on_without_a_site_that_lacks_a_class_and_says_so(tmp_path: Path) -> None:

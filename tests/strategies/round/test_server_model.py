@@ -1,5 +1,7 @@
 """What of a model is kept: single weights, or whole channels, by every scheme that scores on the server."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -30,6 +32,22 @@ def test_a_tree_is_split_into_parameters_and_buffers() -> None:
     tree = {"mean": torch.zeros(1), "w": torch.ones(2), "b": torch.ones(1)}
     params, buffers = split.split(tree)
     assert list(params) == ["w", "b"] and list(buffers) == ["mean"] and params["w"] is tree["w"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("weight", math.nan), ("weight", 3e38), ("buffer", math.inf), ("buffer", -1)]
+)
+def test_a_model_that_nobody_could_train_from_is_told(kind: str, value: float) -> None:
+    """Not a number, too large to compute with, and statistics of batch norm that are none: a variance below zero."""
+    assert model().computes(PARAMS, BUFFERS)
+    params, buffers = dict(PARAMS), dict(BUFFERS)
+    tree, name = (params, "weight") if kind == "weight" else (buffers, "running_var")
+    last = [each for each in tree if each.endswith(name)][-1]
+    tree[last] = torch.full_like(tree[last], value)
+    before, state = {n: t.clone() for n, t in NET.state_dict().items()}, torch.get_rng_state()
+    assert not model().computes(params, buffers)
+    assert all(torch.equal(t, before[n]) for n, t in NET.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state), "nothing else is drawn otherwise"
 
 
 def first(scheme: str, section: str, rate: float = 0.7, **settings: object) -> Mask:
