@@ -6,6 +6,9 @@ holders here, since who holds a coordinate is what a sum hides.
 
 The example count is the first word and every value is multiplied by it, so the server learns Σ n_i Δ_i and Σ n_i. A
 count above ``secure-sum.examples`` counts as that many.
+
+Only the sum is checked. One client's words may be those of all, so it can move the mean by about the whole range,
+whatever count it says, and by a count below zero make everybody's update larger in it; that would need range proofs.
 """
 
 from collections.abc import Sequence
