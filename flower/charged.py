@@ -7,17 +7,20 @@ without an ε, for which the drawing matters, it yields what the loader yields.
 Errors: ``DefenseError`` past the budget, or for a batch that is not as it was drawn.
 """
 
+import copy
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, RandomSampler, SequentialSampler, Subset
 
 from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.global_draws import SEEDS, draws_from, repeats
 from prunella.flower.handled import Handled
 from prunella.privacy.ledger.ledger import charge
 
@@ -28,6 +31,11 @@ logger = logging.getLogger(__name__)
 
 def rows_of(x: Batch) -> int:
     return len(next(iter(x.values()))) if isinstance(x, Mapping) else len(x)
+
+
+def answer_of(model: nn.Module, x: Batch) -> Any:
+    """What the model answers to images, or to a batch of named tensors."""
+    return model(**x) if isinstance(x, Mapping) else model(x)
 
 
 def has_twins(x: Batch) -> bool:
@@ -41,11 +49,41 @@ def has_twins(x: Batch) -> bool:
     return len(torch.unique(torch.cat(each, dim=1), dim=0)) < count
 
 
+def _of_kind(batch: Mapping[str, Any], parts: dict[str, Any]) -> Any:
+    """A batch like this one of these parts: what tokenizers give does more than a dict."""
+    if not isinstance(batch, MutableMapping):
+        return parts
+    alike = copy.copy(batch)
+    alike.update(parts)
+    return alike
+
+
+def _by_part(make: Callable[[list[Any]], Any], batches: list[Any]) -> Any:
+    """A batch of what ``make`` makes of each part of these: of a tensor, of (x, y), or of parts by their names."""
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return make(batches)
+    if isinstance(first, Mapping):
+        columns = {key: [batch[key] for batch in batches] for key in first}
+        made = {key: _by_part(make, c) if isinstance(c[0], Mapping) else make(c) for key, c in columns.items()}
+        return _of_kind(first, made)
+    return [make(list(column)) for column in zip(*batches, strict=True)]
+
+
 def emptied(batch: Any) -> Any:
     """A batch like this one with nothing in it."""
-    return (
-        {key: part[:0] for key, part in batch.items()} if isinstance(batch, Mapping) else [part[:0] for part in batch]
-    )
+    return _by_part(lambda column: column[0][:0], [batch])
+
+
+def joined(batches: list[Any]) -> Any:
+    """One batch of all rows of these. ``DefenseError`` where their rows are of different sizes."""
+    try:
+        return _by_part(lambda c: torch.cat(c) if isinstance(c[0], Tensor) else [*chain.from_iterable(c)], batches)
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise DefenseError(
+            "guard.loader: under an ε the collate_fn gets one row at a time, and what it gives cannot be joined: give "
+            "tensors [1, ...] in a pair or a dict, padded to a length that no data choose"
+        ) from error
 
 
 def rows_to_draw_from(loader: Any) -> int:
@@ -85,6 +123,32 @@ def _sources(data: Any) -> list[tuple[int, int]]:
     return [(id(data), row) for row in range(len(data))]
 
 
+def rows_apart(loader: Any, chosen: list[int], seeds: Tensor) -> Any:
+    """A batch of the chosen rows of the loader's dataset. What dataset and ``collate_fn`` draw for one, as augmentation
+    does, they draw from global generators that begin at its own of the seeds [N]: not where other rows left them."""
+    batches = []
+    for index in chosen:
+        with draws_from(int(seeds[index])):
+            batches.append(loader.collate_fn([loader.dataset[index]]))
+    return joined(batches)
+
+
+def require_rows_apart(loader: Any) -> None:
+    """Refuse (``ConfigError``) a dataset that draws from a generator of its own, or counts its calls."""
+
+    def first() -> list[Any]:
+        parts: list[Any] = []
+        _by_part(parts.append, [loader.collate_fn([loader.dataset[0]])])
+        return parts
+
+    if len(loader.dataset) and not repeats(first):
+        raise ConfigError(
+            "guard.loader: read again, a row of the dataset is another: it is augmented from a generator of its own "
+            "(as by Albumentations), so that what one row draws depends on which were read before it, and no ε holds: "
+            "draw from the global generators of PyTorch, NumPy or Python"
+        )
+
+
 class ChargedSteps:
     """Steps that were charged and not yet taken, and how the batch at hand was drawn: ``poisson`` is its sampling rate,
     0 for a loader's of one's own, and ``taken`` says whether its step was taken from what was charged."""
@@ -98,14 +162,16 @@ class ChargedSteps:
 
     def loader(self, loader: Any) -> Iterator[Any]:
         """Under an ε Poisson batches from the loader's dataset, as many and as large on average as the loader's. Every
-        call draws others: an epoch with the batches of the last one would be sampled once and noised twice. Else the
-        loader's own: a Poisson batch may be empty, and its loss is no number."""
+        call draws others: an epoch with the batches of the last one would be sampled once and noised twice. What a row
+        draws in a step, no other row of the batch has moved. Else the loader's own: a Poisson batch may be empty, and
+        its loss is no number."""
         if self._work.site.chain.private is None:
             yield from loader
             return
-        count, data = rows_to_draw_from(loader), loader.dataset
+        count = rows_to_draw_from(loader)
         if doubt := self._work.site.privacy.doubt(count):
             logger.warning("%s", doubt)
+        require_rows_apart(loader)
         self._expected = int(loader.batch_size)
         rate = min(1.0, self._expected / count)
         drawn = self._work.site.generator(self._work.question, "batches", str(self._loaders))
@@ -113,7 +179,7 @@ class ChargedSteps:
         self._pay(len(loader), rate)
         for _ in range(len(loader)):
             chosen = (drawn.uniform(count) < rate).nonzero().flatten().tolist()
-            batch = loader.collate_fn([data[i] for i in chosen or [0]])
+            batch = rows_apart(loader, chosen or [0], drawn.below(SEEDS, count))
             self.poisson, self._rows = rate, len(chosen)
             yield batch if chosen else emptied(batch)
 

@@ -19,6 +19,9 @@ Poisson sample, so a step counts without amplification; an example may stand in 
 the same stop the update (of copies that were augmented, or of mixed images, nothing is seen). ``for x, y in
 guard.loader(loader)`` draws Poisson batches of the same expected size from the loader's dataset, and counts as such.
 
+*Random numbers.* Under an ε no example's may depend on which others are there: a step has one dropout mask, and
+``guard.loader`` a seed for each row. A loader of one's own has drawn before: one that augments at random has no ε.
+
 *Planted models.* Before every batch the model is asked, as Prunella's own client asks it (``client.planted``), whether
 it would tell single examples apart (``flower.question``). One that was sent so is refused; where training made it so,
 gradients are zero from there on. Where batches are no images, or not shown, weights alone are looked at, once.
@@ -38,12 +41,13 @@ from flwr.app import Context, Message
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.errors import ConfigError, DefenseError, PrunellaError
 from prunella.core.trees import Tree, to_device
-from prunella.flower.charged import Batch, ChargedSteps, has_twins, rows_of
+from prunella.flower.charged import Batch, ChargedSteps, answer_of, has_twins, rows_of
 from prunella.flower.handled import HANDLED, Handled, resumed, wide
 from prunella.flower.legacy import positions, unknown_array
 from prunella.flower.moved import MovedBy
+from prunella.flower.notices import tell_own_loader
 from prunella.flower.planned import Accuracy, begin_scheme
 from prunella.flower.question import StepQuestion
 from prunella.flower.scheme import Settled
@@ -51,7 +55,7 @@ from prunella.privacy.chain import fit, fitted_to, observe, present
 from prunella.privacy.channel import ChannelSettings
 from prunella.privacy.defense import DataDefense, Step, StepDefense
 from prunella.privacy.ledger.ledger import digest
-from prunella.tasks.per_example import layers_that_mix, per_example_gradients, require_gradients
+from prunella.tasks.per_example import per_example_gradients, require_examples_apart, require_gradients, require_unmixed
 from prunella.tasks.sensitivity import representation_sensitivity
 
 logger = logging.getLogger(__name__)
@@ -78,19 +82,13 @@ def images_of(batch: Any) -> Tensor:
         each for each in batch.values() if isinstance(each, Tensor) and each.is_floating_point() and each.dim() > 2
     ]
     if not found:
-        raise ConfigError(
-            f"protected: the loader's batches have no images, only {', '.join(map(str, batch))}: {TOKENS}"
-        )
+        what = f"the loader's batches have no images, only {', '.join(map(str, batch))}"
+        raise ConfigError(f"protected: {what}: {TOKENS}")
     if len(found) != 1:
         raise ConfigError(
             "protected: which of a batch are the images? Give all of them as a tensor in place of the loader"
         )
     return found[0]
-
-
-def answer_of(model: nn.Module, x: Batch) -> Any:
-    """What the model answers to images, or to a batch of named tensors."""
-    return model(**x) if isinstance(x, Mapping) else model(x)
 
 
 class Guard:
@@ -157,15 +155,19 @@ class Guard:
 
     def _require_examples_apart(self) -> None:
         """Before anything is charged: under an ε no layer may mix a batch's examples."""
-        mixing = layers_that_mix(self._model)
-        if self._chain.private is not None and mixing:
-            raise self._work.refuse(
-                ConfigError(f"{mixing[0]} is batch norm, which mixes examples: no ε holds. Take group or layer norm")
-            )
+        if self._chain.private is not None:
+            self._require(require_unmixed, self._model)
+
+    def _require(self, check: Callable[..., None], *args: Any) -> None:
+        """What a check refuses is refused in its words."""
+        try:
+            check(*args)
+        except DefenseError as error:
+            raise self._work.refuse(ConfigError(str(error))) from error
 
     def _require_loss_of_answers(self, x: Batch, y: Tensor, loss: Loss) -> None:
-        """Before anything is charged: examples' gradients are of ``loss(model(x), y)``, in which the weights of the
-        model stand for constants wherever else they appear."""
+        """Before a step is charged: examples' gradients are of ``loss(model(x), y)``, in which the weights of the model
+        stand for constants wherever else they appear, and each is of its example alone."""
         if self._chain.private is None or self._loss_seen or not rows_of(x):
             return
         model, state = self._model, {name: b.clone() for name, b in self._model.named_buffers()}
@@ -178,12 +180,17 @@ class Guard:
         except Exception:  # noqa: BLE001 - the step tells of it
             return
         if getattr(value, "requires_grad", False):
-            raise self._work.refuse(
-                ConfigError(
-                    "under an ε a loss is of the model's answer and y: this one depends on weights as well (FedProx's "
-                    "term?), and what they add would be left out: leave it out, or choose a defense without an ε"
-                )
+            what = (
+                "under an ε a loss is of the model's answer and y: this one depends on weights as well (FedProx's "
+                "term?), and what they add would be left out: leave it out, or choose a defense without an ε"
             )
+            raise self._work.refuse(ConfigError(what))
+        try:
+            self._require(require_examples_apart, model, self._own(), {}, x, y, loss)
+        except PrunellaError:
+            raise
+        except Exception:  # noqa: BLE001 - the step tells of it
+            return
         self._loss_seen = True
 
     def _require_single_gradients(self, x: Batch, y: Tensor, loss: Loss) -> None:
@@ -194,13 +201,12 @@ class Guard:
             require_gradients(self._model, self._own(), {}, x, y, self._steps.expected(x), loss)
         except Exception as error:  # of somebody's model and loss: its text stays here
             logger.warning("no example has a gradient of its own", exc_info=error)
-            raise self._work.refuse(
-                ConfigError(
-                    "under an ε every example's gradient is computed alone, by torch.func.grad, which fails on this "
-                    f"model or loss, on random examples too ({type(error).__name__}; the rest is in this client's own "
-                    "log): replace the layer or the loss that it names, or choose a defense without an ε"
-                )
-            ) from None
+            what = (
+                "under an ε every example's gradient is computed alone, by torch.func.grad, which fails on this model "
+                f"or loss, on random examples too ({type(error).__name__}; the rest is in this client's own log): "
+                "replace the layer or the loss that it names, or choose a defense without an ε"
+            )
+            raise self._work.refuse(ConfigError(what)) from None
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Pruned weights are zero again, and the scheme has its turn."""
@@ -239,9 +245,11 @@ class Guard:
         self._ask(x)
         self._moved.shows_images()
         self._steps.take()
-        if self._chain.private is not None and not self._steps.poisson and has_twins(x):
-            logger.warning(TWINS)
-            raise DefenseError(FAILED)
+        if self._chain.private is not None and not self._steps.poisson:
+            tell_own_loader(self._work.site)
+            if has_twins(x):
+                logger.warning(TWINS)
+                raise DefenseError(FAILED)
         self._shown = True
         if isinstance(x, Mapping):
             if changing := [link.name for link in self._chain.links if isinstance(link.defense, DataDefense)]:

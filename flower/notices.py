@@ -1,7 +1,7 @@
 """What the owner of an app has to be told once in a run, since nothing else would show it.
 
 At the server: that clients answer without ``Defend``, though the run names defenses (``Undefended``). At a client: that
-batch norm's statistics leave undefended, and which numbers stay there.
+batch norm's statistics leave undefended, what an ε cannot know of a loader, and which numbers stay there.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -83,6 +83,16 @@ def tell_statistics(site: Site, after: Tree, before: Tree) -> None:
 def is_finite_number(value: object) -> TypeGuard[int | float]:
     """Whether a metric is of the kind that leaves: no list, and neither NaN nor infinite."""
     return isinstance(value, int | float) and -1e300 < value < 1e300
+
+
+def tell_own_loader(site: Site) -> None:
+    """Warn once in a run, in the site's log, of what an ε cannot know of a loader of the app's own."""
+    if site.first("loader"):
+        log(
+            WARNING,
+            "guard.step on batches of a loader of your own: its ε holds only if no random number changes an example "
+            "before it is here, as augmentation does; otherwise take guard.loader(loader)",
+        )
 
 
 def tell_withheld(site: Site, content: RecordDict, listed: Container[str]) -> None:

@@ -15,6 +15,11 @@ they are computed one at a time without it. So is a batch of named tensors (a tr
 such models ask what is in a mask, which no ``vmap`` can answer. Padding to the longest of a batch would let one example
 change how the gradients of the others round: pad to a length that no data chooses.
 
+What a model draws from the global generators while it trains (dropout) is drawn once for a call: every group begins
+them at one seed of the operating system's, and every example of a group has the same numbers, so that all examples of a
+step share one dropout mask. Drawn one after the other, a mask would depend on how many examples came before. A model
+that draws from a generator of its own, or whose answers change with every call, is refused.
+
 Batch norm in training mode mixes the examples of a batch, so that no example has a gradient of its own: refused.
 
 >>> from torch import nn
@@ -38,6 +43,7 @@ from torch.utils._pytree import tree_leaves
 
 from prunella.core.device import repeatable
 from prunella.core.errors import DefenseError
+from prunella.core.global_draws import any_seed, draws_from, repeats
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree, map_trees, size
 from prunella.tasks.models.precode import take_divergence
@@ -47,9 +53,11 @@ FLOATS = 1 << 26  # of gradients held at a time: 256 MiB
 TOGETHER = 64  # examples computed at a time at most
 PROBES = 8  # random examples that are asked how they round
 Criterion = Callable[[Tensor, Tensor], Tensor]
+Examples = Tensor | Mapping[str, Tensor]  # of a batch, or by names
 Answer = Callable[[Tree, Any], Any]  # of weights and an example
 ExampleLoss = Callable[[Tree, Any, Tensor], Tensor]  # of weights, an example and its label
 _together: WeakKeyDictionary[nn.Module, dict[Hashable, int]] = WeakKeyDictionary()
+_steady: WeakKeyDictionary[nn.Module, dict[Hashable, bool]] = WeakKeyDictionary()
 
 
 def group_of(expected: int) -> int:
@@ -64,6 +72,15 @@ def group_of(expected: int) -> int:
 def layers_that_mix(module: nn.Module) -> list[str]:
     """Names of layers whose answer to one example depends on the others of its batch."""
     return [name for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)]
+
+
+def require_unmixed(module: nn.Module) -> None:
+    """Refuse (``DefenseError``) a model with a layer that mixes."""
+    if mixing := layers_that_mix(module):
+        raise DefenseError(
+            f"{mixing[0]} is batch norm, which mixes examples: none has a gradient of its own, and no ε holds: choose "
+            "a model with group or layer norm"
+        )
 
 
 def _random_weights(params: Tree) -> Tree:
@@ -166,6 +183,35 @@ def _functions(module: nn.Module, buffers: Tree, criterion: Criterion) -> tuple[
     return answer, loss
 
 
+def require_examples_apart(
+    module: nn.Module, params: Tree, buffers: Tree, x: Examples, y: Tensor, criterion: Criterion = cross_entropy
+) -> None:
+    """Refuse (``DefenseError``) a model in which what one example of x [B, ...], y [B] is answered depends on others:
+    of its batch, or on how many came before. Random weights and, of images, a random example are asked, once for the
+    modes of its layers: weights that were sent may hide what a generator of its own draws."""
+    require_unmixed(module)
+    modes, known = tuple(layer.training for layer in module.modules()), _steady.setdefault(module, {})
+    if modes not in known and len(y):
+        state = {name: tensor.clone() for name, tensor in {**dict(module.named_buffers()), **buffers}.items()}
+        drawn, weights = stream(0, purpose="an example that shows draws"), _random_weights(params)
+        image = _row(x, 0) if isinstance(x, Mapping) else _random_row(x, drawn)
+        label = _random_row(y, drawn)
+        _, loss = _functions(module, state, criterion)
+        with drawing(module, None), repeatable(y.device), torch.no_grad():
+            known[modes] = repeats(lambda: loss(weights, image, label))
+    if not known.get(modes, True):
+        raise DefenseError(
+            f"{type(module).__name__} answers one example otherwise every time: it draws from a generator of its own, "
+            "or keeps something between its calls, so that an example's gradient depends on which came before it, and "
+            "no ε holds: let it draw from PyTorch's global generator, and keep nothing"
+        )
+
+
+def _row(x: Examples, row: int) -> Any:
+    """A copy of one example, without a batch's dimension."""
+    return {name: tensor[row].clone() for name, tensor in x.items()} if isinstance(x, Mapping) else x[row].clone()
+
+
 def per_example_gradients(
     module: nn.Module,
     params: Tree,
@@ -177,28 +223,25 @@ def per_example_gradients(
 ) -> Iterator[Tree]:
     """The gradient of ``criterion`` (the model's answer, label [1]) of every example of x [B, ...], y [B], as trees of
     [b, *shape] in order. ``expected`` is a public guess at B."""
-    if layers_that_mix(module):
-        raise DefenseError(f"{type(module).__name__} has batch norm, so no example has a gradient of its own")
-    leaves = {name: tensor.detach() for name, tensor in params.items()}
+    require_examples_apart(module, params, buffers, x, y, criterion)
+    leaves, seed = {name: tensor.detach() for name, tensor in params.items()}, any_seed()
     answer, loss = _functions(module, buffers, criterion)
     group = 0
     if isinstance(x, Tensor) and len(y):
         group = vmapped_together(module, answer, loss, leaves, x, y, _group(expected, params))
     if not group:
         for row, label in enumerate(y):
-            named = isinstance(x, Mapping)
-            image = {name: tensor[row].clone() for name, tensor in x.items()} if named else x[row].clone()
-            with repeatable(label.device):
-                found = grad(loss)(leaves, image, label)
+            with draws_from(seed), repeatable(label.device):
+                found = grad(loss)(leaves, _row(x, row), label)
             yield {name: found[name][None] for name in params}
         return
-    each = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
+    each = vmap(grad(loss), in_dims=(None, 0, 0), randomness="same")
     for images, labels in zip(torch.split(x, group), torch.split(y, group), strict=True):
         if held := len(labels):
             # Copies, full groups too: a view of a row may begin at another alignment, which rounds otherwise.
             images, labels = (
                 torch.cat([part, part.new_zeros((group - held, *part.shape[1:]))]) for part in (images, labels)
             )
-            with repeatable(labels.device):
+            with draws_from(seed), repeatable(labels.device):
                 gradients = each(leaves, images, labels)
             yield {name: gradients[name][:held] for name in params}

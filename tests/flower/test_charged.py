@@ -1,15 +1,20 @@
 """What is charged, and when, for the steps of a loop; on real accounts in tests/flower/test_loop.py."""
 
+import collections
 import itertools
+import random
 import types
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DataLoader,
+    Dataset,
     SequentialSampler,
     Subset,
     SubsetRandomSampler,
@@ -19,7 +24,7 @@ from torch.utils.data import (
 
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import PrivateGenerator, derived
-from prunella.flower.charged import BLOCK, ChargedSteps, emptied, has_twins, rows_of
+from prunella.flower.charged import BLOCK, ChargedSteps, emptied, has_twins, joined, rows_of
 from prunella.privacy.accounting import Privacy
 from prunella.privacy.chain import build_chain
 
@@ -188,3 +193,120 @@ def test_rows_that_a_loader_leaves_out_are_not_drawn() -> None:
     steps, _ = made()
     inside = DataLoader(Subset(data, range(8)), batch_size=4, shuffle=True)
     assert all(float(x.max()) < 8 for x, _ in steps.loader(inside) if len(x))
+
+
+# ---- what rows draw
+
+
+class Augmented(Dataset[Any]):
+    """Rows that are their number and what they drew."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor([float(row), self.draw()]), row
+
+
+def coin() -> float:
+    """Of any global generator, and as many of it as the first says."""
+    return sum(torch.rand(1 + random.randrange(3)).tolist()) + float(np.random.rand())  # noqa: NPY002
+
+
+def collated(rows: list[Any]) -> dict[str, torch.Tensor]:
+    """Draws for each row, as where tokens are masked."""
+    return {
+        "x": torch.stack([x + torch.tensor([0.0, coin()]) for x, _ in rows]),
+        "y": torch.tensor([y for _, y in rows]),
+    }
+
+
+def drawn_by_row(without: int | None, collate: Any, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], float]:
+    """By step and row, from the same Poisson samples, but for a row that is in none."""
+    uniform = PrivateGenerator.uniform
+
+    def lacking(draw: PrivateGenerator, *shape: int) -> torch.Tensor:
+        found = uniform(draw, *shape)
+        if without is not None:
+            found[without] = 1.0
+        return found
+
+    torch.manual_seed(0), random.seed(0), np.random.seed(0)  # noqa: NPY002
+    monkeypatch.setattr(PrivateGenerator, "uniform", lacking)
+    data = DataLoader(Augmented(coin), batch_size=BATCH, collate_fn=collate)
+    found = {}
+    for step, batch in enumerate(made()[0].loader(data)):
+        x = batch["x"] if isinstance(batch, dict) else batch[0]
+        found |= {(step, int(row)): drawn for row, drawn in x.tolist()}
+    monkeypatch.undo()
+    return found
+
+
+@pytest.mark.parametrize("collate", [None, collated])
+def test_what_a_row_draws_does_not_depend_on_which_others_are_there(
+    collate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = drawn_by_row(None, collate, monkeypatch)
+    assert len(set(whole.values())) == len(whole) > 20, "every row in every step draws anew"
+    for row in sorted({row for _, row in whole})[:5]:
+        rest = {at: drawn for at, drawn in whole.items() if at[1] != row}
+        assert drawn_by_row(row, collate, monkeypatch) == rest
+
+
+def test_the_draws_of_the_app_go_on_as_if_nothing_had_been_drawn() -> None:
+    torch.manual_seed(0)
+    before = torch.rand(3)
+    torch.manual_seed(0)
+    list(made()[0].loader(DataLoader(Augmented(coin), batch_size=BATCH)))
+    assert torch.equal(torch.rand(3), before)
+
+
+def test_rows_that_draw_from_a_generator_of_their_own_are_refused_before_anything_is_paid() -> None:
+    own, rows = torch.Generator(), itertools.count()
+    for draw in (lambda: float(torch.rand(1, generator=own) < 0.5), lambda: float(next(rows))):
+        steps, work = made()
+        with pytest.raises(ConfigError, match="a generator of its own"):
+            next(steps.loader(DataLoader(Augmented(draw), batch_size=BATCH)))
+        assert not work.paid
+        work.site.chain = build_chain(["gaussian"], {})
+        assert next(steps.loader(DataLoader(Augmented(draw), batch_size=BATCH))), "without an ε nothing is counted on"
+
+
+class Tokens(collections.UserDict[str, torch.Tensor]):
+    """As tokenizers give them: no dict, and more than one."""
+
+    def rows(self) -> int:
+        return len(self["ids"])
+
+
+def test_rows_that_were_collated_alone_are_the_batch() -> None:
+    whole = torch.arange(12.0).reshape(4, 3)
+    for batch in ([whole, torch.arange(4)], {"x": whole, "more": {"y": whole[:, 0]}}, whole, Tokens({"ids": whole})):
+        single = [each(batch, row) for row in range(4)]
+        torch.testing.assert_close(plainly(joined(single)), plainly(batch))
+        assert type(joined(single)) is type(batch) is type(emptied(batch)) and joined(single[:1]) is not batch
+    assert joined([[whole[:1], ["a"]], [whole[1:2], ["b"]]])[1] == ["a", "b"]
+    for bad in (
+        [[whole[:1]], [whole[:1, :2]]],
+        [{"ids": whole[:1]}, {"x": whole[:1]}],
+        [[whole[0, 0]]] * 2,
+        [[7], [7]],
+    ):
+        with pytest.raises(DefenseError, match="padded to a length that no data choose"):
+            joined(bad)
+
+
+def each(batch: Any, row: int) -> Any:
+    """One row of it, as a ``collate_fn`` gives it."""
+    if isinstance(batch, torch.Tensor):
+        return batch[row : row + 1]
+    if isinstance(batch, list):
+        return [each(part, row) for part in batch]
+    return type(batch)({key: each(part, row) for key, part in batch.items()})
+
+
+def plainly(batch: Any) -> Any:
+    return dict(batch) if isinstance(batch, Tokens) else batch

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from prunella.client.accounts import Accounts
 from prunella.client.state import ClientStore
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
-from prunella.core.trees import full_mask
+from prunella.core.trees import Tree, full_mask
 from prunella.flower import defend
 from prunella.flower.defend import Defend
 from prunella.flower.loop import images_of, protected
@@ -32,6 +33,7 @@ from tests.flower.foreign import BATCH, RATE, Net, Seen, batches, load, make, pl
 from tests.flower.test_defend import store
 
 ALL = 4
+dp_sgd = import_module("prunella.privacy.dp_sgd")  # whose name in the package is the defense's
 
 
 def planted_in(model: nn.Module, x: Any, draw: PrivateGenerator) -> list[str]:
@@ -394,6 +396,68 @@ def test_a_loss_of_weights_is_left_out_under_no_epsilon_but_refused_before_it_is
     seen = trained(proximal, tmp_path / "a", "dp-sgd")
     assert "depends on weights as well" in seen.errors[0] and not spent(tmp_path / "a")[1]
     assert not trained(proximal, tmp_path / "b", "gaussian").errors
+
+
+class Noisy(nn.Module):
+    """Noise on what it is given, from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn = torch.Generator()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(x.shape[1:], generator=self.drawn)
+
+
+@pytest.mark.parametrize("loop", [guarded, poisson])
+def test_a_model_that_draws_from_a_generator_of_its_own_has_no_epsilon(loop: Any, tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(OrderedDict(noise=Noisy(), net=Net()))
+
+    seen = Seen()
+    run(make([Defend()], loop, build), tmp_path, {"defenses": "dp-sgd"}, tamper=seen, build=build)
+    assert "a generator of its own" in seen.errors[0] and not seen.trained()
+    assert bool(spent(tmp_path)[1]) is (loop is poisson)  # which pays before anybody shows it the model
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10))
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_with_dropout_one_example_moves_the_clipped_sum_by_no_more_than_the_clip(
+    named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An app's own seed, set before every step, is not what it draws from: it would begin all masks in batch order."""
+    monkeypatch.setattr("prunella.tasks.per_example.any_seed", lambda: 3)
+    sums: list[torch.Tensor] = []
+    plainly = dp_sgd.clipped_sum
+
+    def noted(*given: Any) -> Tree:
+        total = plainly(*given)
+        sums.append(torch.cat([t.flatten() for t in total.values()]))
+        return total
+
+    def loop_from(first: int) -> Any:
+        def loop(model: nn.Module, message: Message, context: Context) -> Any:
+            optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+            x, y = load(0, 64)
+            with protected(message, context, model) as guard:
+                torch.manual_seed(0)
+                shown = {"input": x[first:]} if named else x[first:]
+                guard.step(shown, y[first:], cross_entropy, optimizer)
+
+        return loop
+
+    monkeypatch.setattr(dp_sgd, "clipped_sum", noted)
+    config = {"defenses": "dp-sgd", "dp-sgd.clip": 0.5}
+    for first in (0, 1):
+        seen = Seen()
+        app = make([Defend()], loop_from(first), dropping)
+        run(app, tmp_path / str(first), config, tamper=seen, build=dropping)
+        assert not seen.errors
+    with_it, _, without, _ = sums  # of two clients with the same rows
+    assert 0.49 < float((with_it - without).norm()) <= 0.5
 
 
 @pytest.mark.parametrize(("loop", "told"), [(guarded, "batch norm"), (by_hand, "write guard.step")])

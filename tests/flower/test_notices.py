@@ -17,6 +17,7 @@ from prunella.flower.record import Record, Recorder, Training, record
 from prunella.tasks.task import Task
 from tests.flower.foreign import make, run
 from tests.flower.test_defend import Norm
+from tests.flower.test_loop import guarded, poisson
 from tests.flower.test_prune import mixed
 
 QUIET: dict[str, Any] = {"fraction_evaluate": 0.0}
@@ -97,6 +98,17 @@ def test_statistics_that_leave_undefended_are_told_once(tmp_path: Path, told: To
     run(make([Defend()], build=Norm), tmp_path / "c", DGP, build=Norm, rounds=2)
     (level, text), _ = told.of("statistics leave undefended")  # of two clients
     assert level == logging.WARNING and "norm.running_mean" in text and "dgp works on weights only" in text
+
+
+def test_what_no_epsilon_knows_of_a_loader_of_one_s_own_is_said_once(tmp_path: Path, told: Told) -> None:
+    for number, (loop, config, count) in enumerate(
+        [(guarded, {"defenses": "dp-sgd"}, 2), (poisson, {"defenses": "dp-sgd"}, 0), (guarded, DGP, 0)]
+    ):
+        told.lines.clear()
+        run(make([Defend()], loop), tmp_path / str(number), config, rounds=2)
+        lines = told.of("a loader of your own")
+        assert len(lines) == count, "of two clients"
+        assert all(level == logging.WARNING and "guard.loader(loader)" in text for level, text in lines)
 
 
 def test_numbers_that_stay_are_named_once_with_what_lets_them_out(tmp_path: Path, told: Told) -> None:

@@ -1,8 +1,10 @@
 """Single gradients against a loop and against Opacus."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from opacus import GradSampleModule
@@ -212,7 +214,7 @@ def test_on_a_gpu_the_order_of_sums_is_fixed_and_only_there(pretended: None) -> 
         params, x = to_device(initial(task, 0)[0], device), torch.rand(2, 1, 8, 8).to(device)
         list(per_example_gradients(task.build(), params, {}, x, torch.tensor([0, 1]).to(device), 2, noted))
         assert not torch.are_deterministic_algorithms_enabled()
-    assert asked == [False, False, True, True]  # the question about rounding, and the gradients
+    assert asked[:2] == [False, False] and asked == sorted(asked) and asked.count(True) == asked.count(False)
 
 
 WIDTHS = [(7, 10), (30, 3), (50, 10), (333, 10), (20, 5)]  # of a hidden layer, and of the answer
@@ -262,22 +264,116 @@ def test_a_network_is_asked_once_how_it_rounds_and_draws_nothing_for_it(monkeypa
         return weights(given)
 
     monkeypatch.setattr(prunella.tasks.per_example, "_random_weights", counted)
-
-    def gradients() -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        chunks = list(per_example_gradients(net, params, {}, x, y, 4))
-        return [torch.cat([chunk[key] for chunk in chunks]) for key in params]
-
-    assert all(map(torch.equal, gradients(), gradients())) and len(asked) == 1
     torch.manual_seed(0)
     before = torch.rand(3)
+    torch.manual_seed(0)
+    list(per_example_gradients(net, params, {}, x, y, 4))
+    assert torch.equal(torch.rand(3), before) and len(asked) == 2  # how it rounds, and what it draws
+    list(per_example_gradients(net, params, {}, x, y, 4))
+    assert len(asked) == 2
     prunella.tasks.per_example._together.clear()
     torch.manual_seed(0)
     prunella.tasks.per_example.rounds_by_place(
         net, lambda p, i: functional_call(net, p, (i[None],)),
         lambda p, i, j: cross_entropy(functional_call(net, p, (i[None],)), j[None]), params, x, y, 4,
     )  # fmt: skip
-    assert torch.equal(torch.rand(3), before) and len(asked) == 2
+    assert torch.equal(torch.rand(3), before) and len(asked) == 3
+
+
+# ---- what a model draws
+
+
+class Drawing(nn.Module):
+    """Noise on the logits from anywhere."""
+
+    def __init__(self, draw: Callable[[], torch.Tensor]) -> None:
+        super().__init__()
+        self.inner, self.outer, self.draw = nn.Linear(64, 32), nn.Linear(32, 10), draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(torch.relu(self.inner(x.flatten(1))) * self.draw())  # type: ignore[no-any-return]
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10))
+
+
+GLOBAL: dict[str, Callable[[], nn.Module]] = {
+    "dropout": dropping,
+    "tensor": lambda: Drawing(lambda: torch.rand(32)),
+    "numpy": lambda: Drawing(lambda: torch.from_numpy(np.random.rand(32)).float()),  # noqa: NPY002
+    "python": lambda: Drawing(lambda: torch.tensor([random.random() for _ in range(32)])),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("source", GLOBAL)
+def test_with_the_draws_of_a_step_one_example_less_moves_the_sum_by_no_more_than_the_clip(
+    source: str, named: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For any numbers that are the same on both sides: they do not depend on data. A seed that an app sets is not it,
+    and of two steps the numbers are others."""
+    monkeypatch.setattr(prunella.tasks.per_example, "any_seed", lambda: 7)
+    net = (Asking if named else nn.Sequential)(GLOBAL[source]()).to(device)
+    params = {name: p.detach() for name, p in net.named_parameters()}
+    x, y = everything().x[10:90].to(device), everything().y[10:90].to(device)
+
+    def total(rows: slice, clip: float = 0.05) -> Tree:
+        torch.manual_seed(0)
+        given = {"images": x[rows], "mask": torch.ones_like(x[rows])} if named else x[rows]
+        each = lambda: per_example_gradients(net, params, {}, given, y[rows], 32)  # noqa: E731
+        step = Step(params, full_mask(params), 0, 32, each, lambda: None)  # type: ignore[arg-type,return-value]
+        return clipped_sum(step, lambda norms: flat_weight(norms, clip), full_mask(params))
+
+    for less in (slice(1, 80), slice(0, 79)):
+        assert 0.049 < float(l2(subtract(total(slice(0, 80)), total(less)))) <= 0.05
+    same = total(slice(0, 80))
+    monkeypatch.setattr(prunella.tasks.per_example, "any_seed", lambda: 8)
+    assert float(l2(subtract(total(slice(0, 80)), same))) > 0.05, "nothing was drawn"
+
+
+def test_the_draws_of_two_steps_are_others_though_an_app_seeds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = dropping()
+    params = {name: p.detach() for name, p in net.named_parameters()}
+
+    def gradient() -> torch.Tensor:
+        torch.manual_seed(0)
+        (chunk,) = per_example_gradients(net, params, {}, torch.ones(3, 1, 8, 8), torch.tensor([1, 1, 1]), 4)
+        return chunk["4.weight"]
+
+    one, other = gradient(), gradient()
+    assert torch.equal(one[0], one[1]) and torch.equal(one[0], one[2]) and not torch.equal(one[0], other[0])
+
+
+def counting() -> Callable[[], torch.Tensor]:
+    calls = [1.0]
+
+    def draw() -> torch.Tensor:
+        calls[0] += 1e-3
+        return torch.tensor(calls[0])
+
+    return draw
+
+
+def owned(own: torch.Generator) -> Callable[[], torch.Tensor]:
+    return lambda: torch.rand(32, generator=own)
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("source", [lambda: owned(torch.Generator()), counting])
+def test_a_model_that_draws_from_elsewhere_or_counts_is_refused_whatever_weights_were_sent(
+    source: Callable[[], Callable[[], torch.Tensor]], named: bool
+) -> None:
+    net = Drawing(source())
+    model: nn.Module = Asking(net) if named else net
+    params = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    x, y = torch.zeros(3, 1, 8, 8), torch.zeros(3, dtype=torch.int64)
+    given = {"images": x, "mask": torch.ones_like(x)} if named else x
+    with pytest.raises(DefenseError, match="a generator of its own"):
+        list(per_example_gradients(model, params, {}, given, y))
+    net.draw = lambda: torch.rand(32)
+    assert list(per_example_gradients(Asking(net) if named else Drawing(net.draw), params, {}, given, y))
 
 
 def crafted(task: Task, count: int, together: Callable[[int], torch.Tensor], device: str) -> Tree:
