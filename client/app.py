@@ -59,6 +59,7 @@ from prunella.strategies.round.local import LocalResult, Received, local_update
 from prunella.strategies.secure_sum.letters import RECORD
 from prunella.tasks.data import class_names, require_same_classes
 from prunella.tasks.examples import Examples
+from prunella.tasks.training import TOGETHER
 from prunella.tasks.training import evaluate as evaluate_model
 from prunella.wire.records import from_dense_as, mask_to_coded
 
@@ -309,6 +310,7 @@ def evaluate(content: RecordDict, session: Session) -> RecordDict:
     if session.run.evaluation != "clients":
         raise ConfigError("this run evaluates on the server: set evaluation=clients to ask clients")
     received, _ = _receive(session, content)
+    require_coverable(session, received.buffers)
     question = session.request("evaluate", of, [received.params, received.mask, received.buffers])
     if not session.accounts.claim("evaluations", question.digest, SAME_ANSWER, EVALUATIONS):
         raise ConfigError(f"this client has answered {EVALUATIONS} evaluations, or this one before: it answers no more")
@@ -317,7 +319,8 @@ def evaluate(content: RecordDict, session: Session) -> RecordDict:
     with charged(session):
         held_out = session.data.held_out
         x, y = held_out.x.to(session.device), held_out.y.to(session.device)
-        result = evaluate_model(session.procedure.module, received.params, received.buffers, x, y)
+        together = 1 if private else TOGETHER  # of a model that mixes a batch, one example would move many answers
+        result = evaluate_model(session.procedure.module, received.params, received.buffers, x, y, together)
         if private:
             count = noisy_count(round(result.accuracy * result.examples), scale, question.generator("count"))
             session.accounts.confirm(question.digest, str(count))

@@ -21,6 +21,8 @@ from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Mask, Tree, apply_mask, map_trees
 from prunella.tasks.models.precode import Bottleneck, take_divergence
 
+TOGETHER = 512  # examples evaluated at a time
+
 
 @dataclass(frozen=True)
 class Sgd:
@@ -100,7 +102,7 @@ class Evaluation:
     examples: int
 
 
-def evaluate(module: nn.Module, params: Tree, buffers: Tree, x: Tensor, y: Tensor, batch: int = 512) -> Evaluation:
+def evaluate(module: nn.Module, params: Tree, buffers: Tree, x: Tensor, y: Tensor, batch: int = TOGETHER) -> Evaluation:
     """The model on x [N, C, H, W], y [N] in evaluation mode, ``batch`` at a time on the parameters' device."""
     if not len(y):
         raise DataError("there are no examples to evaluate on")

@@ -20,7 +20,8 @@ from prunella.core.errors import DefenseError
 from prunella.core.trees import full_mask
 from prunella.privacy.accounting import Charge, epsilon
 from prunella.tasks.examples import poisson_batches
-from prunella.tasks.task import initial
+from prunella.tasks.task import Task, initial
+from prunella.tasks.training import evaluate
 from prunella.wire.records import from_coded, to_coded
 from tests.client.test_app import TASK, model, send
 from tests.client.test_session import session
@@ -254,6 +255,32 @@ def test_a_count_is_noise_drawn_once_and_is_that_of_the_model(tmp_path: Path) ->
     assert close == pytest.approx(exact["accuracy"], abs=1e-3)
     draws = {counts(tmp_path / "c", scale=4.0, content=loud(1 + n / 100))["metrics"]["accuracy"] for n in range(16)}
     assert len(draws) > 3, "other models are other questions with noise of their own"
+
+
+class Centred(nn.Module):
+    """Logits less their mean over the batch, as an attention without ``batch_first`` mixes examples: one alone has no
+    logits but zero."""
+
+    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(shape[0] * shape[1] * shape[2], classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = self.linear(x.flatten(1))
+        return logits - logits.mean(0)  # type: ignore[no-any-return]
+
+
+def test_one_example_is_at_most_one_of_the_count_though_the_model_mixes_them(tmp_path: Path) -> None:
+    task = Task(f"{__name__}:Centred", TASK.shape, TASK.classes)
+    params, _ = initial(task, 1)
+    content = model(1)
+    content["model"] = to_coded(params, full_mask(params))
+    noise = {"evaluation": "clients", "privacy.validation-noise": 1e-3}
+    told = send(tmp_path, "evaluate", content, model=task.model, **noise, **PRIVATE).content["metrics"]
+    held = session(tmp_path, {"partition-id": 0}, evaluation="clients").data.held_out
+    alone = float((held.y == 0).float().mean())  # the first of equal logits
+    together = evaluate(task.build(), params, {}, held.x, held.y).accuracy
+    assert told["accuracy"] == pytest.approx(alone, abs=1e-3) and abs(together - alone) > 0.02
 
 
 def test_a_count_past_the_budget_is_refused_before_it_is_told(tmp_path: Path) -> None:
