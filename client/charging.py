@@ -22,6 +22,7 @@ from prunella.privacy.accounting import LAPLACE, Charge
 from prunella.privacy.chain import check_model
 from prunella.privacy.ledger.ledger import TOLD, UNBOUNDED, Ledger, Tally, add, charge, digest, line, spend
 from prunella.strategies import validates
+from prunella.tasks.per_example import require_examples_apart, require_unmixed
 from prunella.tasks.training import mode
 
 FAILED = "this client could not answer under its ε; its own log says why"
@@ -107,19 +108,24 @@ def account_for_count(session: Session, request: ServerRequest) -> float:
 
 def require_coverable(session: Session, buffers: Tree) -> None:
     """Refuse, under an epsilon, a scheme that validates on private examples, and a model whose answer depends on more
-    than the request's digest knows: batch statistics, or draws of its own (dropout), which are tried here on an empty
-    image."""
+    than the request's digest knows: batch statistics, or draws (dropout), which are tried here on an empty image. So is
+    one whose answer to an example depends on others."""
     chain, module = session.procedure.chain, session.procedure.module
     if chain.private is None:
         return
     if validates(session.run.strategy):
         require_uncovered_is_allowed(session, f"strategy={session.run.strategy}", "choose another strategy")
     check_model(chain, buffers)
+    require_unmixed(module)
     if _draws(module, torch.zeros(2, *session.data.task.shape, device=session.device)):
         raise DefenseError(
             f"{type(module).__name__} draws random numbers while it trains (dropout, precode), which no ε covers: "
             "choose a model without"
         )
+    image, label = torch.zeros(1, *session.data.task.shape), torch.zeros(1, dtype=torch.int64)
+    params = {name: p.detach() for name, p in module.named_parameters()}
+    with mode(module, True):
+        require_examples_apart(module, params, buffers, image.to(session.device), label.to(session.device))
 
 
 def _draws(module: torch.nn.Module, images: torch.Tensor) -> bool:

@@ -72,8 +72,8 @@ def tell_statistics(site: Site, after: Tree, before: Tree) -> None:
         more = f" and {len(moved) - MOST} more" if len(moved) > MOST else ""
         log(
             WARNING,
-            "batch norm's running statistics leave undefended (%s%s): %s works on weights only; use GroupNorm, or "
-            "BatchNorm2d(..., track_running_stats=False)",
+            "batch norm's running statistics leave undefended (%s%s): %s works on weights only; use GroupNorm, "
+            "which an ε allows, too",
             ", ".join(moved[:MOST]),
             more,
             ",".join(defenses),

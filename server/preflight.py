@@ -18,6 +18,7 @@ from prunella.strategies import build_strategy, uses_public
 from prunella.strategies.round.robust import build_aggregator
 from prunella.strategies.round.server_model import ServerModel
 from prunella.tasks.data import has_test, make_task
+from prunella.tasks.per_example import require_unmixed
 from prunella.tasks.task import Task, initial, prunable, require_fit
 
 
@@ -63,6 +64,8 @@ def check_model_of(task: Task, run: Run, raw: Raw) -> None:
     require_fit(task, module)
     params, buffers = initial(task, run.seed)
     check_model(chain, buffers)
+    if chain.private is not None:
+        require_unmixed(module)
     for link in chain.links:
         if not isinstance(link.defense, DataDefense):  # which are fitted on a client's images
             link.defense.init(params)

@@ -211,6 +211,40 @@ def test_a_draw_of_flower_s_own_threads_costs_no_answer(tmp_path: Path, passes: 
         require_coverable(here, {})
 
 
+def normed(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """Batch norm without statistics: nothing that a look for buffers finds."""
+    inputs = shape[0] * shape[1] * shape[2]
+    norm = nn.BatchNorm1d(16, track_running_stats=False)
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, 16), norm, nn.ReLU(), nn.Linear(16, classes))
+
+
+class Remembers(nn.Module):
+    """Its answer depends on how many came before."""
+
+    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        self.linear, self.seen = nn.Linear(shape[0] * shape[1] * shape[2], classes), 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1.0
+        return self.linear(x.flatten(1)) * self.seen  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@pytest.mark.parametrize(("build", "words"), [("normed", "2 is batch norm.* group"), ("Remembers", "otherwise every")])
+def test_a_model_that_mixes_examples_is_refused_before_the_charge(
+    build: str, words: str, kind: str, tmp_path: Path
+) -> None:
+    task = Task(f"{__name__}:{build}", TASK.shape, TASK.classes)
+    params, _ = initial(task, 0)
+    content = model(1)
+    content["model"] = to_coded(params, full_mask(params))
+    noise = {"evaluation": "clients", "privacy.validation-noise": 2.0}
+    with pytest.raises(DefenseError, match=words):
+        send(tmp_path, kind, content, model=task.model, **noise, **PRIVATE)
+    assert not session(tmp_path, {"partition-id": 0}).accounts.ledger().charges
+
+
 def test_a_draw_in_the_middle_of_the_work_stops_the_answer(tmp_path: Path) -> None:
     with pytest.raises(DefenseError, match=FAILED), charged(session(tmp_path, **RUN)):
         torch.rand(1)

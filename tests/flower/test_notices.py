@@ -98,6 +98,7 @@ def test_statistics_that_leave_undefended_are_told_once(tmp_path: Path, told: To
     run(make([Defend()], build=Norm), tmp_path / "c", DGP, build=Norm, rounds=2)
     (level, text), _ = told.of("statistics leave undefended")  # of two clients
     assert level == logging.WARNING and "norm.running_mean" in text and "dgp works on weights only" in text
+    assert "use GroupNorm" in text and "BatchNorm" not in text, "under an ε no batch norm is taken"
 
 
 def test_what_no_epsilon_knows_of_a_loader_of_one_s_own_is_said_once(tmp_path: Path, told: Told) -> None:

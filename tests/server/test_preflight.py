@@ -35,6 +35,7 @@ def check(here: bool = True, **changed: object) -> None:
         ({"model": "nowhere:build"}, "cannot be imported here"),
         ({"model": "vgg11-bn"}, "too small for this model"),
         ({"model": "vgg11-bn", "dataset": "cifar10", "defenses": "dp-sgd"}, "choose a model without batch norm"),
+        ({"model": "tests.client.test_charging:normed", "defenses": "dp-sgd"}, "2 is batch norm.* group or layer norm"),
         ({"device": "cuda:7"}, "not on this machine"),
         ({"attack_device": "gpu"}, "use auto, cpu or cuda"),
         ({"defenses": "precode"}, "set model=precode-cnn"),
