@@ -4,8 +4,10 @@ A charge is one answer of a client: perhaps ``steps`` Gaussian mechanisms with n
 probability ``sampling``, and perhaps a count released with Laplace noise of scale ``laplace`` (sensitivity 1; LTP 4.4).
 Three accountants: ``rdp`` (the moments accountant, fast), ``pld`` (privacy loss distributions, tighter, slower) and
 ``zcdp``, which uses no amplification by sampling: every step is 1/(2 sigma^2)-zCDP, a Laplace answer 1/(2 scale^2).
-All are upper bounds. Unit: one example; neighbours: it is present or replaced by nothing (the number of examples is
-public), dp-accounting's REPLACE_SPECIAL.
+All are upper bounds, also where there are too many kinds of steps to be told apart: then the most alike count as the
+worse of them. ``pld`` answers with the bound of ``rdp`` where that is the smaller one, or above ``LOSSES``, or for more
+than ``REPEATS`` equal steps: distributions that wide take minutes and memory without end. Unit: one example;
+neighbours: it is present or replaced by nothing (the number of examples is public), dp-accounting's REPLACE_SPECIAL.
 
 LTP Eq. (20), for one order alpha after t+1 rounds, as printed:
     rho_s + (t + 1) alpha (alpha - 1) / (2 lambda^2) + (log(1/delta) - log(alpha)) / (alpha - 1) + log(1 - 1/alpha)
@@ -26,16 +28,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from prunella.core.config import Positive, Weight
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.privacy.defense import Equal, Larger, Smaller
 
 Accountant = Literal["rdp", "pld", "zcdp"]
+Kinds = Counter[tuple[float, float]]  # how many steps of which noise and sampling rate
 # The limits of a charge, so that no request of a server can bring an account to numbers that cannot be added up.
 NOISE, LAPLACE = (0.1, 1e6), (1e-3, 1e6)
 STEPS, NATS = 10**9, 1e12
-EVENTS = 32  # different steps that are accounted for one by one
-
+EVENTS = 32  # kinds of steps that are accounted for one by one: each takes a tenth of a second in a message
+# Of privacy loss distributions, where a kind takes up to a second: kinds, the largest ε, and equal steps.
+KINDS, LOSSES, REPEATS = 8, 100.0, 10**6
+INTERVAL = 1e-4  # the grid of losses, in ε: dp-accounting's own
 
 LARGEST_DELTA = 1e-2
 
@@ -107,37 +114,66 @@ class Charge:
         return self.noise > 0 or self.laplace > 0
 
 
-def _few(steps: "Counter[tuple[float, float]]") -> "Counter[tuple[float, float]]":
-    """At most ``EVENTS`` different steps that cost no less: every further one takes a tenth of a second in a message.
-    Noise is rounded down and sampling up, to powers of two; if that is not enough, all are counted as the worst."""
-    if len(steps) <= EVENTS:
-        return steps
-    few: Counter[tuple[float, float]] = Counter()
-    for (noise, sampling), count in steps.items():
-        few[2.0 ** math.floor(math.log2(noise)), min(1.0, 2.0 ** math.ceil(math.log2(sampling)))] += count
-    if len(few) <= EVENTS:
-        return few
-    return Counter({(min(noise for noise, _ in few), max(sampling for _, sampling in few)): few.total()})
+def _coarser(kinds: Kinds, octaves: float) -> Kinds:
+    """The kinds of steps within so many octaves of noise and of sampling as one, which is the worst of them."""
+    cells: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for noise, sampling in kinds:
+        cell = math.floor(math.log2(noise) / octaves), math.floor(math.log2(sampling) / octaves)
+        cells.setdefault(cell, []).append((noise, sampling))
+    return Counter(
+        {
+            (min(n for n, _ in cell), max(q for _, q in cell)): sum(kinds[kind] for kind in cell)
+            for cell in cells.values()
+        }
+    )
 
 
-def _events(charges: Iterable[Charge], sampled: bool) -> list[Any]:
-    """dp-accounting's events, equal ones counted together."""
+def _few(kinds: Kinds, most: int = EVENTS) -> Kinds:
+    """At most so many kinds of steps (noise, sampling rate), with their counts, that cost no less: a server can ask
+    with ever other noise. The two are joined, again and again, that cost least more as twice the worse of them."""
+    octaves = 1 / 256
+    while len(kinds) > 4 * most:
+        kinds, octaves = _coarser(kinds, octaves), 2 * octaves
+    while len(kinds) > most:
+        known = list(kinds)
+        noise, sampling, count = (np.array(a, float) for a in (*zip(*known, strict=True), list(kinds.values())))
+        own = _cost(noise, sampling, count)
+        worse = np.minimum.outer(noise, noise), np.maximum.outer(sampling, sampling)
+        extra = _cost(*worse, np.add.outer(count, count)) - np.add.outer(own, own)
+        np.fill_diagonal(extra, math.inf)
+        one, other = (known[at] for at in np.unravel_index(np.argmin(extra), extra.shape))
+        both = kinds[one] + kinds[other]
+        kinds = Counter({kind: number for kind, number in kinds.items() if kind not in (one, other)})
+        kinds[min(one[0], other[0]), max(one[1], other[1])] += both
+    return kinds
+
+
+def _cost(noise: np.ndarray, sampling: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """About what steps cost: their Renyi divergence of order two, as long as that is finite."""
+    found: np.ndarray = count * sampling**2 * np.expm1(np.minimum(noise**-2.0, 50.0))
+    return found
+
+
+def _events(charges: Iterable[Charge], sampled: bool, most: int = EVENTS) -> list[Any]:
+    """dp-accounting's events, equal ones counted together; at most so many of steps, and as many of answers."""
     import dp_accounting as dp  # a second of importing that chains without an epsilon need not wait for
 
-    steps: Counter[tuple[float, float]] = Counter()
-    answers: Counter[float] = Counter()
+    steps: Kinds = Counter()
+    answers: Kinds = Counter()
     for charge in charges:
-        if charge.noise:
+        if charge.noise and charge.steps:
             steps[charge.noise, charge.sampling if sampled else 1.0] += charge.steps
-        answers[charge.laplace] += 1
+        if charge.laplace:
+            answers[charge.laplace, 1.0] += 1
     events: list[Any] = []
-    for (noise, sampling), count in _few(steps).items():
+    for (noise, sampling), count in _few(steps, most).items():
         gaussian = dp.GaussianDpEvent(noise)
         step = dp.PoissonSampledDpEvent(sampling, gaussian) if sampling < 1 else gaussian
-        events += [dp.SelfComposedDpEvent(step, count)] if count else []
-    if sampled:
-        return events + [dp.SelfComposedDpEvent(dp.LaplaceDpEvent(s), n) for s, n in answers.items() if s]
-    return events + [dp.SelfComposedDpEvent(dp.ZCDpEvent(rho=1 / (2 * s * s)), n) for s, n in answers.items() if s]
+        events.append(dp.SelfComposedDpEvent(step, count))
+    for (scale, _), count in _few(answers, most).items():
+        answer = dp.LaplaceDpEvent(scale) if sampled else dp.ZCDpEvent(rho=1 / (2 * scale * scale))
+        events.append(dp.SelfComposedDpEvent(answer, count))
+    return events
 
 
 # A message asks for one ε three times, and the next message for most of it again.
@@ -150,12 +186,19 @@ def _renyi(event: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=EVENTS)
-def _by_losses(events: tuple[Any, ...], delta: float) -> float:
-    """ε by privacy loss distributions: a second of computing."""
+def _by_losses(events: tuple[Any, ...], delta: float, interval: float) -> float:
+    """ε by privacy loss distributions on a grid of ``interval``: seconds of computing."""
     import dp_accounting as dp
 
-    made = dp.pld.PLDAccountant(dp.NeighboringRelation.REPLACE_SPECIAL)
+    made = dp.pld.PLDAccountant(dp.NeighboringRelation.REPLACE_SPECIAL, value_discretization_interval=interval)
     return float(made.compose(dp.ComposedDpEvent(list(events))).get_epsilon(delta))
+
+
+def _interval(charges: Iterable[Charge], bound: float) -> float:
+    """The grid of losses where ε is at most ``bound``: the wider the losses, the coarser, so that they fit into memory.
+    It rounds up at every width. One step of noise s lets out a loss of at most (1 + 16 s) / (2 s^2), but for 1e-15."""
+    least = min((charge.noise for charge in charges if charge.noise), default=NOISE[1])
+    return INTERVAL * max(1.0, bound / 10, (1 + 16 * least) / (20 * least**2))
 
 
 def epsilon(charges: Iterable[Charge], delta: float, accountant: Accountant) -> float:
@@ -165,15 +208,17 @@ def epsilon(charges: Iterable[Charge], delta: float, accountant: Accountant) -> 
     # It warns of every order that it leaves out, which makes the bound no smaller than with it.
     logging.getLogger("absl").setLevel(logging.ERROR)
 
+    charges = tuple(charges)
     events = _events(charges, sampled=accountant != "zcdp")
     if not events:
         return 0.0
-    if accountant == "pld":
-        return _by_losses(tuple(events), delta)
     made: Any = dp.rdp.RdpAccountant(None, dp.NeighboringRelation.REPLACE_SPECIAL)
     for repeated in events:
         made._rdp += repeated.count * _renyi(repeated.event)
-    return float(made.get_epsilon(delta))
+    bound = float(made.get_epsilon(delta))
+    if accountant != "pld" or bound > LOSSES or max(event.count for event in events) > REPEATS:
+        return bound
+    return min(bound, _by_losses(tuple(_events(charges, True, KINDS)), delta, _interval(charges, bound)))
 
 
 def ltp_printed(charge: Charge, rounds: int, delta: float) -> float:

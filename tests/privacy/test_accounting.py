@@ -5,12 +5,12 @@ from collections import Counter
 
 import dp_accounting as dp
 import pytest
-from opacus.accountants import RDPAccountant
+from opacus.accountants import PRVAccountant, RDPAccountant
 from scipy.optimize import brentq
 from scipy.stats import norm
 
 from prunella.core.errors import ConfigError, DefenseError
-from prunella.privacy.accounting import EVENTS, Charge, Privacy, _events, _few, epsilon, ltp_printed
+from prunella.privacy.accounting import EVENTS, Charge, Privacy, _by_losses, _events, _few, epsilon, ltp_printed
 
 GRID = [(1.4, 15 / 955, 3000), (1.0, 0.1, 50), (0.8, 64 / 1500, 200), (4.0, 0.5, 20)]
 
@@ -122,7 +122,42 @@ def test_ever_other_steps_cost_no_less_and_stay_few() -> None:
     assert len(few) <= EVENTS and few.total() == sum(c.steps for c in more)
     assert min(noise for noise, _ in few) <= 1.0 and max(sampling for _, sampling in few) >= 0.3
     wild = Counter({(0.1 * 2.0**n, 2.0 ** -(n % 7 * 5)): 1 for n in range(200)})
-    assert len(_few(wild)) == 1 and _few(wild).total() == 200
+    assert len(_few(wild)) == EVENTS and _few(wild).total() == 200
+    assert min(noise for noise, _ in _few(wild)) == 0.1, "no noise but that of a step"
+
+
+def test_one_kind_of_step_more_than_are_told_apart_costs_little_more() -> None:
+    kinds = [(1 + n / 20, 0.05 + n / 200, 3) for n in range(EVENTS + 8)]
+    oracle = PRVAccountant()
+    oracle.history = kinds
+    exact = oracle.get_epsilon(1e-5)  # to 0.01
+    rdp, pld = (epsilon([charge(*kind) for kind in kinds], 1e-5, a) for a in ("rdp", "pld"))
+    assert exact - 0.02 < pld <= rdp < 1.2 * exact
+
+
+@pytest.mark.parametrize("far", [(1.0, 1.0, 8000), (0.1, 1.0, 10_000), (10.0, 1e-3, 10**9), (1e-3, 0.0, 1)])
+def test_losses_too_wide_to_be_listed_have_the_bound_of_rdp(far: tuple[float, float, int]) -> None:
+    noise, sampling, steps = far
+    charges = [charge(noise, sampling, steps)] if sampling else [Charge("v", laplace=noise)]
+    assert epsilon(charges, 1e-5, "pld") == epsilon(charges, 1e-5, "rdp") > 15
+
+
+@pytest.mark.parametrize("noise, sampling, steps", [(1.0, 1.0, 80), (0.4, 1e-3, 100)])
+def test_a_coarser_grid_of_losses_is_still_a_bound(noise: float, sampling: float, steps: int) -> None:
+    exact = (
+        exact_gaussian(noise / math.sqrt(steps), 1e-5)
+        if sampling == 1
+        else _by_losses(tuple(_events([charge(noise, sampling, steps)], True)), 1e-5, 1e-4)
+    )
+    assert exact - 1e-3 <= epsilon([charge(noise, sampling, steps)], 1e-5, "pld") <= 1.01 * exact
+
+
+def test_ever_other_answers_stay_few_and_cost_no_less() -> None:
+    answers = [Charge(str(n), laplace=50 + n / 10) for n in range(200)]
+    assert len(_events(answers, True)) == EVENTS and len(_events(answers, False)) == EVENTS
+    least = epsilon([Charge(str(n), laplace=70) for n in range(200)], 1e-5, "rdp")
+    most = epsilon([Charge(str(n), laplace=50) for n in range(200)], 1e-5, "rdp")
+    assert least < epsilon(answers, 1e-5, "pld") <= epsilon(answers, 1e-5, "rdp") < most
 
 
 @pytest.mark.parametrize(
