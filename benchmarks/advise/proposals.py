@@ -1,7 +1,8 @@
 """The settings that advice compares: a shortlist of chains of defenses, and the neighbours of those that pay off.
 
-A chain with an ε gets the noise that its ε needs over all rounds of the run that is asked about, at the site with the
-fewest examples, which samples each one most often; the federations that are tried here may be shorter.
+A chain with an ε gets the noise that its ε needs over all rounds of the run that is asked about and the steps of the
+client that makes its first mask, at the site with the fewest examples, which samples each one most often; the
+federations that are tried here may be shorter.
 """
 
 import functools
@@ -10,10 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prunella.core.config import Raw, parse_run, parse_section
+from prunella.core.config import Raw, Run, parse_run, parse_section
 from prunella.core.errors import ConfigError
 from prunella.privacy import find_defense
 from prunella.privacy.accounting import NOISE, Accountant, Charge, Privacy, epsilon
+from prunella.strategies import find, scheme_settings
+from prunella.tasks.data import make_task
 
 NONE, PRIVATE = "none", "dp-sgd"
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -89,14 +92,23 @@ class Question:
 
 
 def noise_for(target: float, question: Question) -> float:
-    """The least noise multiplier, to three digits, with which a run's ε is at most ``target``. Raises ``ConfigError``
-    where there is none."""
+    """The least noise multiplier, to three digits, with which a run's ε is at most ``target`` at any site, that which
+    makes the run's first mask included. Raises ``ConfigError`` where there is none."""
     run, privacy = parse_run(question.settings), parse_section(question.settings, "privacy", Privacy)
-    sampling, steps = min(1.0, run.batch_size / question.examples), run.rounds * run.local_steps
+    steps = run.rounds * run.local_steps + _first_steps(run, question.settings)
+    sampling = min(1.0, run.batch_size / question.examples)
     found = least_noise(target, sampling, steps, privacy.delta, privacy.accountant)
     if found is None:
         raise ConfigError(f"no noise brings {steps} steps on {question.examples} examples to ε {target:g}")
     return found
+
+
+def _first_steps(run: Run, raw: Raw) -> int:
+    """The most local steps of the client that makes the run's first mask, which are charged beside its rounds."""
+    first = find(run.strategy).client.first_mask
+    if first is None:
+        return 0
+    return first(run, scheme_settings(run.strategy, raw), make_task(run.model, run.dataset, None)).steps
 
 
 @functools.cache

@@ -26,10 +26,19 @@ def question(examples: int = 300, private_rate: float = 0.1, **given: object) ->
 
 @pytest.mark.parametrize("target", EPSILONS)
 def test_the_noise_spends_the_epsilon_and_a_little_less_of_it_spends_more(target: float) -> None:
-    noise, sampling = noise_for(target, question(rounds=20)), 16 / 300
+    noise, sampling = noise_for(target, question(rounds=20, strategy="fedavg")), 16 / 300
     spent = epsilon([Charge("", noise, sampling, 160)], 1e-5, "rdp")
     more = epsilon([Charge("", noise * 0.98, sampling, 160)], 1e-5, "rdp")
     assert 0.9 * target < spent <= target < more
+
+
+def test_the_steps_for_the_first_mask_are_in_the_noise() -> None:
+    """PruneFL's first client is charged 20 steps beside those of its rounds; a dense run has none."""
+    pruned, dense = (noise_for(4.0, question(rounds=6, strategy=name)) for name in ("prunefl", "fedavg"))
+    rounds = 6 * 8
+    at = lambda noise, steps: epsilon([Charge("", noise, 16 / 300, steps)], 1e-5, "rdp")  # noqa: E731
+    assert 3.6 < at(pruned, rounds + 20) <= 4.0 < at(dense, rounds + 20)
+    assert 3.6 < at(dense, rounds) <= 4.0
 
 
 def test_a_longer_run_and_a_smaller_site_need_more_noise() -> None:
