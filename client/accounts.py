@@ -7,7 +7,7 @@ of a set is what was ever written for any set that shares an example with it: no
 and those of an example that was not in every set are counted too high. Answers to audits and evaluations are rationed
 by the same rule. Approved apps of others, which name no examples, have a file of their own (``APPS``): all that one of
 the two holds counts in the other, too. A server that cuts one dataset in ever other ways makes ever more sets: beyond
-``SETS`` they become one.
+``SETS`` they become one. An account that is full (``FULL``) can be read, and takes no further charge: ``DefenseError``.
 
 The key, 256 bits of the operating system's randomness, is what noise is drawn from (``client.session.ServerRequest``).
 It lies in the same file as the charges, so that one is never lost without the other: a charge without its noise would
@@ -43,6 +43,7 @@ FILE, BEGUN = "account.safetensors", "account.begun"
 APPS = "flower"  # inside the client's directory
 SETS = 64
 JOINED = "joined"
+FULL = 50_000_000  # characters beside the sets, some 140 000 answers: a header of over 100 MB cannot be read again
 
 
 @dataclass
@@ -156,6 +157,11 @@ class Accounts:
         yield book
         after = _metadata(book)
         if after != before:
+            if sum(len(text) for text in after.values()) > FULL:
+                raise DefenseError(
+                    f"this client's account is full ({self._called}): it takes part no more, and its ε stays as it is; "
+                    "another state directory would begin at an ε of zero, and is for other examples only"
+                )
             write_tree(self.path, book.sets, after)
             self.path.with_name(BEGUN).touch()
 

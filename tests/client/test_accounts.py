@@ -10,6 +10,7 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from PIL import Image
 
+from prunella.client import accounts
 from prunella.client.accounts import APPS, BEGUN, FILE, Accounts
 from prunella.client.charging import FAILED
 from prunella.client.state import ClientStore
@@ -215,3 +216,19 @@ def test_the_same_question_is_not_answered_in_another_way(tmp_path: Path, monkey
     with pytest.raises(DefenseError, match=FAILED):
         send(tmp_path, "train", model(1), **PRIVATE)
     assert send(tmp_path, "train", model(2), **PRIVATE).content["ledger"]["epsilon"] > first["ledger"]["epsilon"]
+
+
+def test_a_full_account_is_still_read_and_takes_no_further_charge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A longer header than the file's format allows could never be read again."""
+    monkeypatch.setattr(accounts, "FULL", 2_000)
+    mine = Accounts(tmp_path, torch.arange(9))
+    with pytest.raises(DefenseError, match="account is full"):
+        for number in range(100):
+            mine.charge(Charge(str(number), 1.0, 0.1, 1))
+    known = mine.ledger()
+    assert 5 < len(known.charges) == number < 100
+    with pytest.raises(DefenseError, match="account is full"):
+        mine.charge(Charge("one more", 1.0, 0.1, 1))
+    assert mine.ledger() == known
