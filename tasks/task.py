@@ -117,9 +117,11 @@ def identity(task: Task, module: nn.Module) -> str:
 
 def require_fit(task: Task, module: nn.Module) -> None:
     """Raise ``ConfigError`` unless every parameter of the task's model belongs to one layer and can be trained in
-    float32 and the model turns images of the task's shape into one number (logit) a class. These are the usual mistakes
-    in a user's own model."""
+    float32 and the model turns images of the task's shape into one number (logit) a class, of two or more. These are
+    the usual mistakes in a user's own model."""
     who, params = f"model {task.model!r}", dict(module.named_parameters(remove_duplicate=False))
+    if task.classes < 2:
+        raise ConfigError(f"{who} has one logit, and the cross-entropy of one class is always 0: give it two logits")
     if not params or any(isinstance(parameter, UninitializedParameter) for parameter in params.values()):
         raise ConfigError(f"{who} has no parameters, or lazy layers: give every layer its sizes")
     if shared := params.keys() - dict(module.named_parameters()).keys():

@@ -1,4 +1,5 @@
-"""Whether a task is one that an attack of this project could rebuild anything of: images in, a logit a class out.
+"""Whether a task is one that an attack of this project could rebuild anything of: images in, a logit a class out, of
+two classes or more.
 
 Nothing is known of how private the other models' updates are, and saying that nothing was rebuilt would sound as if it
 were. Errors: ``AttackError`` that says so.
@@ -13,7 +14,13 @@ from prunella.tasks.task import Task
 
 
 def require_images(view: ServerView, task: Task) -> None:
-    """Raise ``AttackError`` where the task's model takes no images of its shape."""
+    """Raise ``AttackError`` where the task's model takes no images of its shape, or has one class."""
+    if task.classes < 2:
+        raise AttackError(
+            f"{task.model} answers with one logit, and the cross-entropy of one class, which the attacks here match, "
+            "is always 0: none was tried. This says nothing of what the update tells; record the app with two logits "
+            "and cross_entropy"
+        )
     module = task.build()
     try:
         with torch.no_grad():

@@ -70,7 +70,7 @@ def test_a_folder_without_test_pictures_is_refused_where_the_server_evaluates(tm
 def test_a_folder_of_parquet_files_is_looked_at_as_it_will_be_read(dataset: str, tmp_path: Path) -> None:
     with pytest.raises(PrunellaError, match="no train"):
         check(dataset=f"{dataset}:{tmp_path}")
-    columns = {"img": [picture()], "label": [0]}
+    columns = {"img": [picture(), picture()], "label": [0, 1]}
     for split in ("train", "test"):
         file = tmp_path / "data" / f"{split}-00000-of-00001.parquet"
         file.parent.mkdir(exist_ok=True)

@@ -116,6 +116,8 @@ def test_a_model_that_cannot_be_trained_on_the_task_is_refused_with_the_reason()
     ]:
         with pytest.raises(ConfigError, match=message):
             require_fit(task, module)
+    with pytest.raises(ConfigError, match="one class is always 0: give it two logits"):
+        require_fit(Task("mine:build", (1, 4, 4), 1), nn.Sequential(flat, nn.Linear(16, 1)))
 
 
 def test_an_identity_tells_models_apart_that_have_equal_tensors() -> None:

@@ -37,3 +37,17 @@ def test_another_number_of_logits_is_none_of_the_task_s() -> None:
 def test_a_model_of_images_is_attacked() -> None:
     task = Task("cnn", (1, 8, 8), 10)
     require_images(ServerView(initial(task, 0)[0], {}), task)
+
+
+@pytest.mark.parametrize("logits", [1, 2])
+def test_one_logit_is_not_attacked_and_two_are(logits: int) -> None:
+    """The cross-entropy of one class is 0 whatever the image is."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, logits))
+    loss = nn.functional.cross_entropy(module(torch.rand(3, 1, 8, 8)), torch.zeros(3, dtype=torch.long))
+    assert bool(loss) is (logits == 2)
+    view, task = ServerView(dict(module.named_parameters()), {}), ModuleTask("own", (1, 8, 8), logits, module)
+    if logits == 2:
+        require_images(view, task)
+        return
+    with pytest.raises(AttackError, match=r"one class.*always 0: none was tried"):
+        require_images(view, task)
