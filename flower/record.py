@@ -37,7 +37,7 @@ from torch import nn
 from prunella.attacks.engine.matching import check_tree, check_view
 from prunella.attacks.trace import save_trace
 from prunella.core.errors import AttackError, ConfigError, PrunellaError
-from prunella.core.trees import Tree, full_mask, map_trees
+from prunella.core.trees import Tree, map_trees
 from prunella.core.types import ServerView
 from prunella.core.untrusted import MAX_COUNT
 from prunella.flower.arrays import EXAMPLES, MARK, whole
@@ -122,8 +122,16 @@ class Recorder:
     _sent: dict[int, tuple[Tree, Tree]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Raises ``ConfigError`` for a task that no trace can hold."""
+        if len(self.task.shape) != 3:
+            raise ConfigError(
+                f"the task's shape {self.task.shape} is not (C, H, W): write (1, 1, {math.prod(self.task.shape)}) and "
+                "let the model of the task flatten what it is given"
+            )
         module: nn.Module = self.task.build()
         self._params = {name: p.detach() for name, p in module.named_parameters()}
+        self._frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
+        self._every = module.state_dict()  # tied weights under all their names, of which a trace has the first
         self._buffers = {name: b for name, b in module.named_buffers() if name in module.state_dict()}
         self._module = module
 
@@ -134,7 +142,7 @@ class Recorder:
             raise AttackError(f"the message has {len(records)} array records; one, of the whole model, is understood")
         own = self._own(records[0])
         tree = {own.get(name, name): tensor for name, tensor in from_dense(records[0]).items()}
-        check_tree(f"the arrays of the message and {self.task.model}", tree, self._params | self._buffers)
+        check_tree(f"the arrays of the message and {self.task.model}", tree, self._every)
         if odd := [name for name in self._params if not tree[name].is_floating_point()]:
             kind = str(tree[odd[0]].dtype).removeprefix("torch.")
             raise AttackError(f"{odd[0]} is of {kind}, and a trace is of floating-point weights")
@@ -191,7 +199,7 @@ class Recorder:
         return ServerView(
             _single(params),
             update,
-            shared=full_mask(update),
+            shared={name: torch.full_like(t, name not in self._frozen, dtype=torch.bool) for name, t in update.items()},
             buffers=_single(_as_answered(buffers, received)),
             received_buffers=_single(received),
             num_examples=examples,

@@ -65,7 +65,9 @@ def made_by(task: Task, view: ServerView, truth: PrivateBatch) -> bool | None:
     size = min(view.batch_size or len(truth.y), len(truth.y))
     places = [torch.arange(step * size, (step + 1) * size) % len(truth.y) for step in range(view.steps)]
     batches = [PrivateBatch(truth.x[at], truth.y[at]) for at in places]
-    names = sorted(view.update)
+    names = sorted(name for name, moved in view.update.items() if bool(moved.any()))  # others may be frozen
+    if not names:
+        return None
     once, again, seen = (
         torch.cat([update[name].double().flatten().cpu() for name in names])
         for update in (*(matched_view(task, view, batches).update for _ in range(2)), view.update)

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from prunella.attacks.trace import load_trace, norm_stood_still
 from prunella.benchmarks.engine.inprocess import FIRST_NODE, InProcessGrid, Tamper
-from prunella.core.errors import AttackError
+from prunella.core.errors import AttackError, ConfigError
 from prunella.core.files import write_tree
 from prunella.core.trees import density
 from prunella.deploy.errors import UsageError
@@ -118,6 +118,37 @@ def test_the_statistics_of_a_frozen_batch_norm_stood_still_in_the_answer_s_type(
         RecordDict({"arrays": ArrayRecord(answer), "metrics": MetricRecord({"num-examples": 1})}), params, buffers
     )
     assert norm_stood_still(view)
+
+
+class Tied(foreign.Net):
+    """One layer twice, and one that nobody trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = torch.nn.ModuleList([torch.nn.Linear(20, 20)] * 2)
+        self.conv.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.sigmoid(self.fc1(torch.sigmoid(self.conv(x)).flatten(1)))
+        for layer in self.again:
+            hidden = torch.sigmoid(layer(hidden))
+        return self.fc2(hidden)
+
+
+def test_tied_weights_are_recorded_once_and_frozen_ones_as_not_shared(tmp_path: Path) -> None:
+    task, app = Task("tests.flower.test_record:Tied", (1, 8, 8), 10), make([], build=Tied)
+    strategy = Record(FedAvg(fraction_evaluate=0.0), tmp_path / "traces", task, Training(0.1, 8))
+    run(app, tmp_path / "state", {}, strategy, build=Tied)
+    view, _, _ = load_trace(tmp_path / "traces" / "round-000001-node-100.safetensors", task)
+    assert {name for name in view.update if name.startswith("again")} == {"again.0.weight", "again.0.bias"}
+    assert view.shared is not None
+    assert {n for n, seen in view.shared.items() if not seen.any()} == {"conv.weight", "conv.bias"}
+    assert all(bool(seen.all()) is bool(view.update[name].any()) for name, seen in view.shared.items())
+
+
+def test_a_shape_that_no_trace_can_hold_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\(12,\) is not \(C, H, W\): write \(1, 1, 12\)"):
+        Recorder(Task(MODEL, (12,), 2), tmp_path, HOW)  # type: ignore[arg-type]
 
 
 def test_code_of_a_trace_runs_only_where_the_user_names_it(tmp_path: Path) -> None:

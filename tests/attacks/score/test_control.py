@@ -9,7 +9,7 @@ from prunella.attacks.score.control import PSNR_FLOOR, made_by, matched_view, re
 from prunella.attacks.score.leakage import Leakage, score
 from prunella.attacks.sgi import Sgi
 from prunella.core.randomness import rehearsal, stream
-from prunella.core.trees import Tree, full_mask
+from prunella.core.trees import Tree, full_mask, zeros_like
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.privacy.chain import build_chain
 from prunella.strategies.round.local import Procedure, Received, local_update
@@ -95,4 +95,9 @@ def test_an_update_is_of_the_images_whose_training_gives_it(task, fresh, batch) 
         assert made_by(task, view, PrivateBatch(other.x, truth.y)) is False
         assert made_by(task, dataclasses.replace(view, defenses=("dgp",)), other) is None
     coded = Task("precode-cnn", (1, 8, 8), 10)
+    frozen = max(view.update, key=lambda name: float(view.update[name].norm()))
+    still = dataclasses.replace(view, update={n: t * (n != frozen) for n, t in view.update.items()})
+    assert made_by(task, still, truth) is True, "a frozen layer"
+    assert made_by(task, still, PrivateBatch(truth.x.flip(-1), truth.y)) is False
+    assert made_by(task, dataclasses.replace(view, update=zeros_like(view.update)), truth) is None
     assert made_by(coded, undefended_view(coded, *initial(coded, 0), truth), truth) is None
