@@ -198,7 +198,14 @@ def check_loop(work: Handled, after: Tree) -> None:
         wanted, known = work.left.get(name, work.received.get(name)), name in work.left
         if wanted is None or not known and (is_buffer(name, after) or not tensor.is_floating_point()):
             continue  # judged as such by Defend
-        if not torch.equal(wanted.to(tensor.dtype), tensor):
-            raise DefenseError(f"{name} of the answer is not what protected() left: answer with the model it was given")
+        if torch.equal(wanted.to(tensor.dtype), tensor):
+            continue
+        if known:
+            what = "is not what protected() left: answer with the model it was given"
+            raise DefenseError(f"{name} of the answer {what}")
+        raise DefenseError(
+            f"{name} is no trained weight of the guarded model and changed, and no defense works on it: put the layer "
+            "of such a buffer in eval(), or keep it out of the messages by register_buffer(..., persistent=False)"
+        )
     work.local.require_moved(work.order.scheme)
     work.site.require_few(work.steps)

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.trees import Tree
+from prunella.flower.arrays import is_buffer
 from prunella.flower.handled import Handled
 
 Optimizer = torch.optim.Optimizer
@@ -58,8 +59,11 @@ class MovedBy:
 
     def require_statistics(self) -> None:
         held = self._statistics
-        if held is not None and not all(torch.equal(held[n], b) for n, b in self._buffers().items()):
+        moved = [] if held is None else [n for n, b in self._buffers().items() if not torch.equal(held[n], b)]
+        if moved:
             what = "batch norm has seen images outside the loop: call model.eval() before, and train() after"
+            if not is_buffer(moved[0], self._buffers()):
+                what = f"the buffer {moved[0]} moved outside guard.step: put its layer in eval() while the loop runs"
             raise self._work.refuse(DefenseError(f"protected: {what}"))
 
     def shows_images(self) -> None:

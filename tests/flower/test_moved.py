@@ -74,6 +74,18 @@ def test_what_moves_the_parameters_otherwise_shows(watch: Any) -> None:
     assert not moved.used(), "no optimiser has used the gradients"
 
 
+def test_a_buffer_that_is_no_batch_norm_s_is_named() -> None:
+    model = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
+    moved = MovedBy(Work(), model, dict(model.named_parameters()), True, lambda _: None)  # type: ignore[arg-type]
+    model(torch.randn(4, 3))
+    with pytest.raises(DefenseError, match=r"the buffer parametrizations.weight.0._[uv] moved .*eval\(\)"):
+        moved.require_statistics()
+    moved.settled()
+    model.eval()(torch.randn(4, 3))
+    moved.require_statistics()
+    moved.release()
+
+
 def test_statistics_move_by_shown_images_only_where_a_defense_hides_images(watch: Any) -> None:
     for hides_images in (False, True):
         model, moved, _ = watch(hides_images)
