@@ -191,6 +191,10 @@ class Recorder:
                 log(WARNING, "no trace of node %d in round %d: %s", node, round, told)
         return replies
 
+    def _may_move(self, name: str, moved: torch.Tensor) -> bool:
+        """Whether a change of zero would be one: not of what the module freezes, unless the app thawed it."""
+        return name not in self._frozen or bool(moved.any())
+
     def view(self, reply: RecordDict, params: Tree, buffers: Tree) -> ServerView:
         """What the server saw of one client. Raises ``AttackError`` when the answer does not fit what was sent."""
         after, received = self.split(reply)
@@ -199,7 +203,7 @@ class Recorder:
         return ServerView(
             _single(params),
             update,
-            shared={name: torch.full_like(t, name not in self._frozen, dtype=torch.bool) for name, t in update.items()},
+            shared={name: torch.full_like(t, self._may_move(name, t), dtype=torch.bool) for name, t in update.items()},
             buffers=_single(_as_answered(buffers, received)),
             received_buffers=_single(received),
             num_examples=examples,
