@@ -4,8 +4,6 @@ Every setting alone was checked before (``core.config``, ``deploy.runtime.settin
 a client with too few examples, shows when it is loaded.
 """
 
-from pathlib import Path
-
 from prunella.core.config import Raw, Run
 from prunella.core.device import pick_device
 from prunella.core.errors import ConfigError
@@ -17,7 +15,7 @@ from prunella.server.audit.queue import judging, ready_settings
 from prunella.strategies import build_strategy, uses_public
 from prunella.strategies.round.robust import build_aggregator
 from prunella.strategies.round.server_model import ServerModel
-from prunella.tasks.data import has_test, make_task
+from prunella.tasks.data import has_test, make_task, require_folder
 from prunella.tasks.per_example import require_unmixed
 from prunella.tasks.task import Task, initial, prunable, require_fit
 
@@ -40,14 +38,12 @@ def check_together(run: Run, raw: Raw, here: bool) -> None:
         return  # somebody's own code lies on the machines that run it
     working_chain(run.defense_names, raw)
     build_aggregator(run, raw)
-    place = run.dataset.partition(":")[2]
     if here:
         pick_device(run.device)
         if not run.audit_cluster:
             pick_device(run.attack_device)
-        if place and not Path(place).is_dir():
-            raise ConfigError(f"dataset {run.dataset!r}: there is no folder {Path(place).absolute()} on this machine")
-    elif place or is_foreign(run.model) or is_foreign(run.attack):
+        require_folder(run.dataset)
+    elif run.dataset.partition(":")[2] or is_foreign(run.model) or is_foreign(run.attack):
         return
     task = make_task(run.model, run.dataset, None)
     require_test(run, has_test(run.dataset, None))

@@ -114,6 +114,13 @@ def has_test(dataset: str, root: Path | None) -> bool:
     return entry.held_out(path)
 
 
+def require_folder(dataset: str) -> None:
+    """Raise ``ConfigError`` where the name has a place that is no folder of this machine."""
+    place = dataset.partition(":")[2]
+    if place and not Path(place).is_dir():
+        raise ConfigError(f"dataset {dataset!r}: there is no folder {Path(place).absolute()} on this machine")
+
+
 def load_public(dataset: str, root: Path | None) -> Examples | None:
     """``load_test``, where the installation or the hub has these examples, so that they are anybody's.
 

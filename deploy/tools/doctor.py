@@ -146,16 +146,17 @@ def app_of(directory: Path | None) -> Check:
 
 def data(directory: Path | None, dataset: str) -> Check:
     """The configured dataset can be read. One that nobody named may be another than the site's."""
-    from prunella.tasks.data import load_test, make_task
+    from prunella.tasks.data import has_test, load_test, make_task, require_folder
 
     try:
         chosen = dataset or str(settings.defaults(settings.read_app(directory or settings.app_directory()))["dataset"])
+        require_folder(chosen)
         task = make_task("cnn", chosen, None)
-        examples = load_test(chosen, None)
+        examples = load_test(chosen, None) if has_test(chosen, None) else None
     except (ConfigError, DataError, KeyError) as error:
         return Check("data", "bad" if dataset else "warn", str(error), "check the path or name after dataset=")
-    held = f", {len(examples.y)} test examples" if examples else ""
-    return Check("data", "ok", f"{chosen}: {task.shape}, {task.classes} classes{held}")
+    held = f"{len(examples.y)} test examples" if examples else "no test examples, so set evaluation=clients"
+    return Check("data", "ok", f"{chosen}: {task.shape}, {task.classes} classes, {held}")
 
 
 def reachable(address: str) -> Check:

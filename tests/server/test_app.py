@@ -111,17 +111,8 @@ def test_a_finished_run_says_so_and_what_it_was(tmp_path: Path) -> None:
     assert run["status"] == "completed" and run["error"] is None
     assert run["settings"]["dataset"] == "digits" and run["model_parameters"] == 21882
     assert run["settings"]["learning-rate"] == 0.25, "settled, whoever settled it"
-<<<<<<< ours
-    assert (
-        run["shape"] == [1, 8, 8]
-        and run["classes"] == 10
-        and run["test_examples"] == 359
-        and 0.1 <= run["largest_class"] < 0.15
-    )
-=======
     assert run["shape"] == [1, 8, 8] and run["classes"] == 10
     assert run["test_examples"] == 359 and 0.1 <= run["largest_class"] < 0.15
->>>>>>> theirs
     assert run["claims"] == ["priprune: heuristic, no ε"]
     assert (tmp_path / "run" / "metrics.parquet").exists()
 

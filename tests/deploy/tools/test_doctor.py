@@ -102,8 +102,16 @@ def test_places_that_cannot_hold_runs(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_data_and_app_that_are_not_there(tmp_path: Path) -> None:
-    assert doctor.data(None, "digits").state == "ok"
+    found = doctor.data(None, "digits")
+    assert found.state == "ok" and found.found.endswith("10 classes, 359 test examples")
     assert doctor.data(None, "imagefolder:/no/such/folder").state == "bad"
+    for dataset in ("mnist", "cifar10"):
+        gone = doctor.data(None, f"{dataset}:{tmp_path / 'gone'}")
+        assert gone.state == "bad" and f"there is no folder {tmp_path / 'gone'}" in gone.found
+        assert doctor.data(None, f"{dataset}:{tmp_path}").state == "bad", "a folder without its files"
+    (tmp_path / "pictures" / "cat").mkdir(parents=True)
+    untested = doctor.data(None, f"imagefolder:{tmp_path / 'pictures'}")
+    assert untested.state == "ok" and "1 classes, no test examples" in untested.found
     assert doctor.data(None, "digitz").state == "bad"
     assert doctor.app_of(tmp_path).state == "bad"
 
