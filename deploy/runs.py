@@ -13,6 +13,7 @@ An id, if none is given, is its start time and four random letters, so that ids 
 
 import json
 import os
+import re
 import secrets
 import string
 import time
@@ -28,6 +29,7 @@ from filelock import FileLock, Timeout
 from prunella.deploy.errors import UsageError, why
 
 LATEST = "latest"
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # a folder's name that no shell reads otherwise
 LAUNCHER = ".launcher"  # locked by the launcher that runs it
 WRITER = ".writer"  # as in server.store.write, which is slow to import
 
@@ -112,8 +114,8 @@ def create(runs: Path, run_id: str, nodes: int) -> RunDir:
     run = RunDir(runs.absolute() / run_id)
     if run_id == LATEST:
         raise RunError(f"{run_id!r} always means the newest run: choose another --run-id")
-    if run_id in ("", ".", "..") or "/" in run_id:
-        raise RunError(f"{run_id!r} is not a run id: use letters, digits and hyphens")
+    if not ID.fullmatch(run_id):
+        raise RunError(f"{run_id!r} is not a run id: use letters, digits and, not first, '-', '_' or '.'")
     try:
         runs.mkdir(parents=True, exist_ok=True)
         if run.path.exists():

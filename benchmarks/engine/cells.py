@@ -8,23 +8,21 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from prunella.core.errors import ConfigError
 from prunella.core.files import write_json
+from prunella.core.folders import unwritable
 
 Row = dict[str, Any]
 
 
 def must_be_writable(folder: Path, option: str) -> None:
-    """Raise ``ConfigError`` where nothing can be written, before anything is measured for it. Makes nothing."""
-    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.exists(each))
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        why = "may not be written to" if there.is_dir() else "is a file"
-        raise ConfigError(f"cannot write to {folder}: {there} {why}; choose another directory with {option}")
+    """Raise ``ConfigError`` where nothing can be written, before anything is measured for it. Leaves nothing."""
+    if reason := unwritable(folder):
+        raise ConfigError(f"cannot write to {folder}: {reason}; choose another directory with {option}")
 
 
 def digest_of(folder: Path) -> str:

@@ -312,12 +312,12 @@ def advise(
     and answers with one chain, what it costs, what it does not protect against, and the command that runs it. A second
     call goes on where the budget ended.
     """
-    from prunella.deploy.tools.claims import ADVISE, measure
+    from prunella.deploy.tools.claims import ADVISE, given, measure
 
     chosen = [word for each in settings or [] for word in ("-c", each)]
-    chosen += ["--supernodes", str(supernodes), "--budget", budget, "--may-lose", str(may_lose), "--short", str(short)]
+    chosen += given(supernodes=supernodes, budget=budget, may_lose=may_lose, short=short, out=out, cache=cache)
     with explained():
-        raise typer.Exit(measure(ADVISE, [*chosen, "--out", str(out), "--cache", str(cache)]))
+        raise typer.Exit(measure(ADVISE, chosen))
 
 
 @app.command()
@@ -366,16 +366,15 @@ def reproduce(
     Without a claim, all that have the size are measured, what tells most per second first. A run may be stopped at any
     time: finished cells are kept, what is complete is written, and the same command goes on.
     """
-    from prunella.deploy.tools.claims import REPRODUCE, measure
+    from prunella.deploy.tools.claims import REPRODUCE, given, measure
     from prunella.deploy.tools.claims import listed as every_claim
 
     if listed:
         typer.echo(every_claim())
         return
-    chosen = [*filter(None, [claim]), *(["--size", size] if size else []), "--out", str(out), "--cache", str(cache)]
-    chosen += ["--jobs", str(jobs), "--device", device, *["--pages"][:pages], *["--index"][:index]]
-    for name, value in (("data", data), ("budget", budget), ("submit", submit), ("stored", stored)):
-        chosen += [f"--{name}", str(value)] if value else []
+    chosen = [*filter(None, [claim]), *["--pages"][:pages], *["--index"][:index]]
+    chosen += given(size=size, out=out, cache=cache, jobs=jobs, device=device, data=data, budget=budget)
+    chosen += given(submit=submit, stored=stored)
     with explained():
         raise typer.Exit(measure(REPRODUCE, chosen))
 

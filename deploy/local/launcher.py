@@ -5,6 +5,8 @@
 """
 
 import json
+import math
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -50,10 +52,12 @@ def check_port(given: Mapping[str, Value]) -> None:
         raise PortError(f"metrics-address {address!r} is not a free HOST:PORT: stop what holds it, or choose another")
 
 
-def room(runs: Path) -> int:
-    """Bytes that may be written to a directory, or to the nearest one above it that exists."""
+def room(runs: Path) -> float:
+    """Bytes that may be written to a directory, or to the nearest one above it that exists; without end where a file
+    system counts none, as that of /proc, which takes no file and says so itself."""
     place = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.exists())
-    return shutil.disk_usage(place).free
+    usage = shutil.disk_usage(place)
+    return usage.free if usage.total else math.inf
 
 
 def check_room(request: RunRequest) -> None:
@@ -147,7 +151,7 @@ def _run(request: RunRequest, run: RunDir, view: ConsoleView, check: Callable[[]
     except KeyboardInterrupt:
         if not (run.path / "launch.json").exists():
             raise
-        view.say(f"stopping ... (--resume {run.id} goes on)")
+        view.say(f"stopping ... (--resume {shlex.quote(run.id)} goes on)")
         return Outcome(run, "stopped", "stopped by the user")
     finally:
         backend.stop()

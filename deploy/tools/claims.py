@@ -20,6 +20,15 @@ def listed() -> str:
     return resources.files("prunella.benchmarks").joinpath("claims.txt").read_text(encoding="utf-8").rstrip()
 
 
+def given(**values: object) -> list[str]:
+    """The options as their engine takes them; each in one word, so that a value may begin with a hyphen.
+
+    >>> given(may_lose=5, budget="-5min", data=None)
+    ['--may-lose=5', '--budget=-5min']
+    """
+    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value not in (None, "")]
+
+
 def measure(module: Sequence[str], arguments: Sequence[str]) -> int:
     """Run a module with its own options; its exit code. Raises ``UsageError`` where what it needs is not installed."""
     if missing := [name for name in NEEDED if find_spec(name) is None]:

@@ -4,7 +4,6 @@ A check is a small function that returns a ``Check``; ``bad`` must be fixed, ``w
 in a fresh Python, since a broken pair of PyTorch and torchvision can take the process down.
 """
 
-import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prunella.core.errors import ConfigError, DataError
+from prunella.core.folders import unwritable
 from prunella.deploy.ports import PortError, free_ports, is_open
 from prunella.deploy.runtime import flower_release, requirements, settings
 from prunella.deploy.runtime.processes import environment
@@ -125,9 +125,9 @@ def clock(now: float | None = None) -> Check:
 
 def writable(runs: Path) -> Check:
     """The runs directory, or the nearest one above it that exists."""
+    if reason := unwritable(runs):
+        return Check("runs", "bad", f"cannot write to {runs}: {reason}", "choose another directory with --runs")
     place = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        return Check("runs", "bad", f"cannot write to {place}", "choose another directory with --runs")
     free = shutil.disk_usage(place).free
     state: Severity = "ok" if free > SPACE else "warn"
     return Check("runs", state, f"{runs} ({free / 1e9:.0f} GB free)", "free some space, or use another --runs")

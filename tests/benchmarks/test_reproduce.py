@@ -445,6 +445,7 @@ def test_what_a_user_can_mend_is_one_line_and_2(tmp_path: Path, capsys: pytest.C
         (["D3", "--submit", "mine:NAME"], "of the board"),
         (["D3", "--out", f"{__file__}/out"], "test_reproduce.py is a file; choose another directory with --out"),
         (["--pages", "--out", __file__], "is a file; choose another directory with --out"),
+        (["D3", "--out", "/proc/nowhere"], "/proc may not be written to; choose another directory with --out"),
         (["D3", "--cache", __file__], "is a file; choose another directory with --cache"),
         (["board", "--submit", "math:pi"], "is a float"),
         (["board", "--submit", "nothing"], "unknown defense or attack"),

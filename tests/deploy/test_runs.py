@@ -38,7 +38,7 @@ def test_a_file_in_the_place_of_the_folder_is_called_one(tmp_path: Path) -> None
         create(tmp_path / "afile" / "runs", "one", 1)
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "latest", "a/b"])
+@pytest.mark.parametrize("name", ["", ".", "..", "latest", "a/b", "a b", "wegé", "-a", "a\n", "$a"])
 def test_names_that_are_no_ids(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunError, match="always means the newest" if name == "latest" else "not a run id"):
         create(tmp_path / "runs", name, 1)

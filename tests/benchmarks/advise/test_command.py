@@ -111,6 +111,7 @@ def test_it_begins_nothing_that_does_not_fit_into_the_budget(
         (["--supernodes", "0"], "at least 1"),
         (["--may-lose", "-1"], "--may-lose"),
         (["--out", f"{__file__}/advice"], "test_command.py is a file; choose another directory with --out"),
+        (["--cache", "/proc/nowhere"], "/proc may not be written to; choose another directory with --cache"),
         (["--cache", __file__], "is a file; choose another directory with --cache"),
     ],
 )

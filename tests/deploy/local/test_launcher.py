@@ -153,6 +153,8 @@ def test_a_disk_without_room_for_the_processes_is_refused(tmp_path: Path, monkey
     request = RunRequest(tmp_path, tmp_path / "there" / "is" / "none", {}, supernodes=2)
     check_room(request)  # of the nearest folder above
     usage = launcher.shutil._ntuple_diskusage
-    monkeypatch.setattr(launcher.shutil, "disk_usage", lambda path: usage(0, 0, 59_999_999))
+    monkeypatch.setattr(launcher.shutil, "disk_usage", lambda path: usage(10**9, 0, 59_999_999))
     with pytest.raises(UsageError, match="60 MB free, and a run of 2 clients needs 60 MB .*--runs"):
         check_room(request)
+    monkeypatch.setattr(launcher.shutil, "disk_usage", lambda path: usage(0, 0, 0))
+    check_room(request)  # a file system that counts nothing: what cannot be written says so itself

@@ -40,7 +40,19 @@ def test_options_and_exit_code_pass_through(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(claims, "measure", fake)
     arguments = ["reproduce", "L3", "--out", str(tmp_path), "--data", str(tmp_path)]
     assert CliRunner().invoke(cli.app, arguments).exit_code == 2
-    assert seen[0] == "L3" and seen[seen.index("--out") + 1] == str(tmp_path) and "--data" in seen
+    assert seen[0] == "L3" and f"--out={tmp_path}" in seen and f"--data={tmp_path}" in seen
+
+
+@pytest.mark.parametrize(("name", "engine"), [("reproduce", parser()), ("advise", advise_parser())])
+def test_a_value_that_begins_with_a_hyphen_is_refused_as_what_it_is(
+    name: str, engine: ArgumentParser, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(claims, "measure", lambda module, arguments: seen.extend(arguments) or 0)
+    assert CliRunner().invoke(cli.app, [name, "--budget=-5min"]).exit_code == 0
+    with pytest.raises(SystemExit):
+        engine.parse_args(seen)
+    assert "'-5min' is no time: write 90s, 30min or 2h" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "engine"), [("reproduce", parser()), ("advise", advise_parser())])

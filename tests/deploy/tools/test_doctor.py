@@ -96,7 +96,8 @@ def test_a_clock_in_the_past() -> None:
 def test_places_that_cannot_hold_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.writable(tmp_path / "not" / "yet").state == "ok"
     (tmp_path / "file").write_text("")
-    assert doctor.writable(tmp_path / "file" / "runs").state == "bad"
+    for place in (tmp_path / "file" / "runs", Path("/proc/nowhere")):
+        assert doctor.writable(place).state == "bad"
     monkeypatch.setattr(doctor, "SPACE", 1e30)
     assert doctor.writable(tmp_path).state == "warn"
 
