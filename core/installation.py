@@ -6,6 +6,11 @@ from pathlib import Path
 
 import prunella
 
+if getattr(prunella, "__file__", None) is None:  # of an editable installation: Python looks for it in folders first
+    raise ImportError(
+        f"Python takes the folder {prunella.__path__[0]} for the package, since it is called prunella: work elsewhere "
+        f"than beside it and leave {Path(prunella.__path__[0]).parent} out of PYTHONPATH, or put the clone itself there"
+    )
 IMPORT_ROOT = Path(prunella.__file__).resolve().parent.parent  # what ``PYTHONPATH`` needs for ``import prunella``
 ROOMS = Path(prunella.__path__[-1]).resolve()  # the folder that has ``core``, ``client`` and the others
 # The packages that an app's bundle holds, as an installation does.

@@ -9,6 +9,8 @@ import typer.main
 from click import Context, UsageError
 from typer.core import TyperArgument, TyperGroup
 
+from prunella.deploy.console.terminal import require_package
+
 
 class Argument(TyperArgument):
     """Keeps its help, which the arguments of click 8.5 empty after typer 0.20, which Flower asks for, has set it."""
@@ -37,6 +39,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Context) -> Any:
         """``prunella run rounds=3`` is told how a setting is written."""
+        require_package()
         try:
             return super().invoke(ctx)
         except UsageError as error:

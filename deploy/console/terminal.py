@@ -6,11 +6,13 @@ Exit codes: 0 success, 1 the federation (or a check) failed, 2 wrong usage or se
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Literal, NoReturn
 
 import typer
 from rich.console import Console
 
+import prunella
 from prunella.deploy.errors import LaunchError, UsageError
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -62,3 +64,12 @@ def about_disk(error: OSError) -> str:
 def fail(message: str, code: int) -> NoReturn:
     say(f"prunella: {message}", errors)
     raise typer.Exit(code)
+
+
+def require_package() -> None:
+    """End, with the fix, where Python took a folder called prunella for the package."""
+    if getattr(prunella, "__file__", None) is None:
+        try:
+            import_module("prunella.core.installation")
+        except ImportError as error:
+            fail(str(error), USAGE)
