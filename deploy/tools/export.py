@@ -35,7 +35,8 @@ from prunella.deploy.tools.verified import BATCH, PASSES, Original, Verified, ve
 from prunella.pruning.shrink import shrink
 from prunella.server.best import FOLDER as BEST
 from prunella.server.checkpoint import Checkpoint, load
-from prunella.server.store.read import read_run
+from prunella.server.report.series import last
+from prunella.server.store.read import read_metrics, read_run
 from prunella.tasks.data import describe, load_test, make_task
 from prunella.tasks.examples import Examples
 from prunella.tasks.exported import PROGRAM, fitted, write_exported, write_program
@@ -96,11 +97,19 @@ class Exported:
 
 
 def _checkpoint(run: RunDir, best: bool) -> Checkpoint:
+    """The last one, or the best. One that is damaged has another before it, whose model is not what the run ended with:
+    refused."""
+    ended = 0 if best else int(last(read_metrics(run.path), "round") or 0)  # before the checkpoint: the run may go on
     saved = load(run.path / (BEST if best else "checkpoint"))
     if saved is None and best:
         raise UsageError(f"run {run.id} has no best round: leave out --best, or run with -c evaluation=clients")
     if saved is None:
         raise UsageError(f"run {run.id} has no checkpoint yet: wait for the end of its first round")
+    if saved.round < ended:
+        raise UsageError(
+            f"the checkpoint of round {ended}, the last of run {run.id}, is damaged or missing, and the newest other is "
+            f"of round {saved.round}: restore it, or train what is missing with `prunella run --resume {run.id}`"
+        )
     return saved
 
 

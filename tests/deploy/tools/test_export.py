@@ -1,6 +1,7 @@
 """From a checkpoint to files: smaller where filters are gone, the same size and said so where none is."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from prunella.pruning.scores import magnitude
 from prunella.pruning.selection import keep_by_score
 from prunella.server.checkpoint import Checkpoint, save
 from prunella.server.report.build import exported
+from prunella.server.store.schema import row
+from prunella.server.store.write import RunStore
 from prunella.tasks.data import Partition, batches, load_client
 from prunella.tasks.exported import fitted, load_exported
 from prunella.tasks.task import Task, initial, prunable
@@ -90,6 +93,20 @@ def test_a_run_without_a_checkpoint_and_a_place_that_takes_no_files(tmp_path: Pa
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--out"):
         export.export(a_run(tmp_path, None), Wanted(tmp_path / "file" / "x"))
+
+
+def test_an_older_checkpoint_is_not_taken_for_the_last(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "r", filters)
+    store = RunStore.open(run.path)
+    store.append_metrics(7, [row("round", 7)])
+    assert export.export(run, export.Wanted(tmp_path / "out")).round == 7
+    saved = export.load(run.path / "checkpoint")
+    assert saved is not None
+    save(run.path / "checkpoint", replace(saved, round=8))
+    store.append_metrics(8, [row("round", 8)])
+    (run.path / "checkpoint" / "round-00000008.safetensors").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"round 8, the last of run r, is damaged.* of round 7: restore it, or train"):
+        export.export(run, export.Wanted(tmp_path / "out"))
 
 
 def test_the_best_round_is_exported_when_asked_and_missed_when_there_is_none(tmp_path: Path) -> None:
