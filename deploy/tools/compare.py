@@ -54,6 +54,8 @@ def by_seed(runs: Sequence[RunDir]) -> list[Arm]:
     for run in runs:
         if state(run) != "completed":
             raise UsageError(f"run {run.id} is {state(run)}: compare completed runs, or leave out --seeds")
+        if "seed" not in settings_of([run]):
+            raise UsageError(f"the run.json of {run.id} names no seed: restore it, or leave out that run or --seeds")
         plain = {key: value for key, value in settings_of([run]).items() if key not in (*LOCAL_SETTINGS, "seed")}
         arms.setdefault(json.dumps(plain, sort_keys=True), []).append(run)
     for arm in arms.values():

@@ -82,6 +82,8 @@ class Evidence:
             raise ConfigError(f"{self.folder.name} is running or was killed: attest it when it has ended")
         if not last(self.lines, "round"):
             raise ConfigError(f"{self.folder.name} has no round: there is nothing to attest")
+        if not found.get("settings"):
+            raise ConfigError(f"the run.json of {self.folder.name} names no settings: restore it, to attest the run")
         return found
 
     @cached_property

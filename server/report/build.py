@@ -54,8 +54,8 @@ def notices(run: StoreLine, lines: Sequence[StoreLine], damaged: int) -> list[tu
     rounds = plural(int(last(lines, "round") or 0), "round")
     status = run.get("status")
     found = []
-    if not run:
-        found.append(("Incomplete.", "run.json is missing, so the settings and the threat model are not known."))
+    if not run.get("settings"):
+        found.append(("Incomplete.", "run.json is missing or names no settings: restore it. They are not known."))
     if status == "running":
         found.append(("Not finished.", f"This run is still going or was interrupted: what follows covers {rounds}."))
     if status in ("failed", "stopped"):

@@ -35,7 +35,7 @@ class RunState:
     attack showed more than that of ``refuted`` clients. ``unknown`` clients may have spent more than is known, since
     answers of theirs did not come. ``unaudited`` says what left in rounds of a kind none of which was audited, ``lost``
     how many audits the run counted that are not among its lines. ``coming``: a run that has not ended asks for audits,
-    of which it waits for ``left``."""
+    of which it waits for ``left``. Not ``described``: its settings are lost, and so whether it had a defense."""
 
     rounds: int = 0
     accuracy: float | None = None
@@ -57,6 +57,7 @@ class RunState:
     lost: int = 0
     coming: bool = False
     left: int = 0
+    described: bool = True
 
     @property
     def unfinished(self) -> bool:
@@ -188,4 +189,5 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
         lost=max(0, counted - len(audits)),  # a full disk, or a copy that was cut short
         coming=run.get("status") == "running" and bool(settings.get("audit-every")),
         left=int(last(lines, "audits_left") or 0),
+        described=bool(settings),
     )

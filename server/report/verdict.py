@@ -62,6 +62,11 @@ NEXT_UNFINISHED = {
     "stopped": "Go on with --resume RUN, or run again. What is missing of a run may say otherwise.",
 }
 REST_ON_EPSILON = "Rest on the ε, which holds whatever an audit says, and on nothing else. To know what comes through "
+UNDESCRIBED: Answer = (
+    "unproven",
+    "Not judged",
+    "run.json names no settings, so it is not known which defense the audits were behind: restore it.",
+)
 NEXT_UNDER_EPSILON = (
     "Take what came through for known to the server: an ε allows this much. Lower it (more noise, fewer rounds or "
     "steps), and attest that run."
@@ -269,6 +274,8 @@ def verdict(audits: Sequence[Line], state: RunState, damaged: int = 0) -> RunVer
         answer = "silent", "Not audited", f"Only membership was asked, so {known}"
     else:
         answer = _without_clients(audits, state)
+    if not state.described and answer[1] != "Leak found":  # that is of clients, whatever defended them
+        answer = UNDESCRIBED
     if answer[0] not in ("leak", "traces") and members_found(audits):
         answer = "traces", "Members found", FOUND
     if summed := sum_of(audits):

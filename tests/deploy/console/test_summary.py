@@ -59,7 +59,7 @@ def test_the_worst_audit_is_told_and_not_the_last() -> None:
 
 def test_an_audit_without_scores_is_no_small_leakage() -> None:
     failed = {**audit("client", 1), "scores": None, "outcome": "failed", "reason": "AttackError: no step was possible"}
-    found = rows({}, [], [failed])
+    found = rows({"settings": {"defenses": "none"}}, [], [failed])
     assert dict(found)["verdict"] == "Not judged" and "worst audit" not in dict(found)
     assert "no step was possible" in dict(found)["privacy"]
 

@@ -78,7 +78,8 @@ def test_a_mean_over_seeds_is_of_different_seeds_that_completed(tmp_path: Path) 
     a_run(tmp_path / "a", 0.3, 0.5)
     a_run(tmp_path / "b", 0.3, 0.5)
     a_run(tmp_path / "c", 0.3, 0.5, seed=1, status="failed")
-    for other, why in (("b", "the same seed"), ("c", "c is failed")):
+    RunStore.open(a_run(tmp_path / "d", 0.3, 0.5).path).write_run(settings={})
+    for other, why in (("b", "the same seed"), ("c", "c is failed"), ("d", "run.json of d names no seed: restore it")):
         refused = CliRunner().invoke(app, ["compare", "--seeds", "a", other, "--runs", str(tmp_path)])
         assert refused.exit_code == 2 and why in " ".join(refused.output.split())
 

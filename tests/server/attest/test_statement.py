@@ -57,6 +57,12 @@ def test_an_epsilon_without_what_the_sites_have_spent_is_not_attested(tmp_path: 
         statement(tmp_path)
 
 
+def test_a_run_whose_settings_are_lost_is_not_attested(tmp_path: Path) -> None:
+    full_run(tmp_path).write_run(settings={})
+    with pytest.raises(ConfigError, match=r"names no settings: restore it"):
+        statement(tmp_path)
+
+
 def test_ledgers_that_are_gone_or_older_than_the_run_s_figures_are_not_attested(tmp_path: Path) -> None:
     """A checkpoint holds what was spent before its round was asked for the next."""
     store = new_run(tmp_path, settings={"dataset": "digits", "defenses": "dp-sgd"})

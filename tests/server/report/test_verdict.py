@@ -342,3 +342,15 @@ def test_a_run_whose_audits_are_going_is_not_told_as_one_without(
 ) -> None:
     lines = [line(2, "round", 2.0), line(2, "audits_left", float(left))]
     assert judge({"status": status, "settings": {"audit-every": every}}, lines, []).headline.startswith(words)
+
+
+@pytest.mark.parametrize("run", [{}, {"status": "completed"}, {"settings": {}}])
+def test_settings_that_are_lost_are_not_taken_for_no_defense(run: dict[str, Any]) -> None:
+    shown = [CONTROL, SINGLE, audit("single-defended", REBUILT), audit(scores=NOTHING)]
+    settings = {"settings": {"defenses": "none"}}
+    undefended = [CONTROL, SINGLE, audit(scores=NOTHING)]
+    assert of_state(undefended, run_state(run | settings, [])).badge == "Worst case rebuilt"
+    for audits in (shown, undefended):
+        found = of_state(audits, run_state(run, []))
+        assert (found.tone, found.badge) == ("unproven", "Not judged") and "names no settings" in found.headline
+    assert of_state([CONTROL, audit(scores=REBUILT)], run_state(run, [])).badge == "Leak found"
