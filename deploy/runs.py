@@ -31,6 +31,7 @@ from prunella.deploy.errors import UsageError, why
 LATEST = "latest"
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # a folder's name that no shell reads otherwise
 LAUNCHER = ".launcher"  # locked by the launcher that runs it
+UNREADABLE = "unreadable"  # the status to show for a run whose files are damaged
 WRITER = ".writer"  # as in server.store.write, which is slow to import
 
 
@@ -93,11 +94,14 @@ class RunDir:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text()))
+        found = json.loads(path.read_text())
     except FileNotFoundError:
         return {}
-    except ValueError:
-        raise RunError(f"{path} is not a JSON object: restore it, or remove the whole run") from None
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise RunError(f"{path} is not a JSON object: restore it, or remove the whole run")
+    return found
 
 
 def new_id(now: float | None = None) -> str:
@@ -165,7 +169,7 @@ def state(run: RunDir) -> str:
     try:
         status = run.status() or run.ended() or "started"
     except RunError:
-        return "unreadable"
+        return UNREADABLE
     if status not in ("running", "started"):
         return status
     return "running" if written(run) or _held(run.path / LAUNCHER) else "interrupted"

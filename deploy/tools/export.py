@@ -107,8 +107,8 @@ def _checkpoint(run: RunDir, best: bool) -> Checkpoint:
         raise UsageError(f"run {run.id} has no checkpoint yet: wait for the end of its first round")
     if saved.round < ended:
         raise UsageError(
-            f"the checkpoint of round {ended}, the last of run {run.id}, is damaged or missing, and the newest other is "
-            f"of round {saved.round}: restore it, or train what is missing with `prunella run --resume {run.id}`"
+            f"the checkpoint of round {ended}, the last of run {run.id}, is damaged or missing, and the newest other "
+            f"is of round {saved.round}: restore it, or train what is missing with `prunella run --resume {run.id}`"
         )
     return saved
 

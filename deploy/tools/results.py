@@ -14,12 +14,12 @@ from typing import Any
 
 from prunella.attacks.score.level import value
 from prunella.deploy.console.progress import State, fold
-from prunella.deploy.runs import RunDir, state
+from prunella.deploy.runs import UNREADABLE, RunDir, state
 from prunella.server.report.evidence import valid_audits
 from prunella.server.report.state import run_state
 from prunella.server.report.verdict import verdict
 from prunella.server.store.read import read_audits, read_metrics, read_run
-from prunella.server.store.schema import LOCAL_SETTINGS
+from prunella.server.store.schema import LOCAL_SETTINGS, StoreError
 
 Record = dict[str, Any]
 
@@ -46,8 +46,14 @@ def record(run: RunDir) -> Record:
 
 
 def records(runs: Sequence[RunDir]) -> list[Record]:
-    """One record for each run."""
-    return [record(run) for run in runs]
+    """One record for each run. Of one whose files cannot be read, why: the others have theirs all the same."""
+    found = []
+    for run in runs:
+        try:
+            found.append(record(run))
+        except StoreError as error:
+            found.append({"run": run.id, "status": UNREADABLE, "error": str(error)})
+    return found
 
 
 def as_json(found: Sequence[Record]) -> str:

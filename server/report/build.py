@@ -29,7 +29,7 @@ from prunella.server.report.tiles import NO_FAILURES, tiles
 from prunella.server.report.units import digits, fixed, plural
 from prunella.server.report.verdict import verdict
 from prunella.server.store.read import read_audits, read_metrics, read_run
-from prunella.server.store.schema import AUDIT_LINES, METRIC_LINES, RUN, StoreLine
+from prunella.server.store.schema import AUDIT_LINES, METRIC_LINES, RUN, StoreError, StoreLine
 from prunella.tasks.exported import read_description
 
 OPEN = 6  # picture strips that are shown without a click
@@ -148,6 +148,8 @@ def render(shown: Mapping[str, Any]) -> str:
 
 def write_report(run_dir: Path) -> Path:
     """Write ``report.html`` into ``run_dir`` and return its path. Owner-readable only: it may show consented images."""
+    if (run_dir / REPORT).is_dir():
+        raise StoreError(f"{run_dir / REPORT} is a folder: remove it")
     html = render(context(run_dir))
 
     def write(temporary: Path) -> None:

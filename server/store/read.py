@@ -1,35 +1,65 @@
 """Reading the run store: whole files as plain objects, also while the run is being written."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from prunella.server.store.schema import AUDIT_LINES, METRIC_LINES, RUN, StoreError, StoreLine
 
+FIX = "restore it, or remove the run"
 
-def read_lines(path: Path) -> list[StoreLine]:
-    """The objects of a JSON-lines file, none if it is missing. A torn last line is skipped; another bad line raises."""
-    pieces = path.read_bytes().split(b"\n") if path.exists() else []
+
+def _bytes(path: Path) -> bytes | None:
+    """The content of a file, None if it is missing."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read ({error.strerror}): {FIX}") from None
+
+
+def read_lines(path: Path, fits: Callable[[StoreLine], bool] = lambda line: True) -> list[StoreLine]:
+    """The objects of a JSON-lines file, none if it is missing. A torn last line is skipped; another that is no object,
+    or does not fit, raises ``StoreError``."""
+    pieces = (_bytes(path) or b"").split(b"\n")
     lines: list[StoreLine] = []
     for number, piece in enumerate(pieces, 1):
+        if not piece.strip():
+            continue
         try:
-            lines += [json.loads(piece)] if piece.strip() else []
+            line = json.loads(piece)
         except ValueError:
-            if number < len(pieces):
-                raise StoreError(f"{path.name}: line {number} is not JSON") from None
+            if number == len(pieces):
+                continue
+            line = None
+        if not isinstance(line, dict) or not fits(line):
+            raise StoreError(f"{path}: line {number} is not what a run writes: {FIX}")
+        lines.append(line)
     return lines
 
 
 def read_run(run_dir: Path) -> StoreLine:
     """``run.json``, or an empty mapping when it is not there yet."""
     path = run_dir / RUN
+    content = _bytes(path)
     try:
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+        found = {} if content is None else json.loads(content)
     except ValueError:
-        raise StoreError(f"{path} is not a JSON object") from None
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(found.get(key, {}), dict) for key in ("settings", "versions")):
+        raise StoreError(f"{path} is not a JSON object as a run writes it: {FIX}")
+    return found
+
+
+def _is_number(line: StoreLine) -> bool:
+    """Whether a line of ``metrics.jsonl`` has the parts that its readers count on."""
+    parts = {"round": int, "metric": str, "labels": dict, "value": (int, float)}
+    return all(isinstance(line.get(name), kind) for name, kind in parts.items())
 
 
 def read_metrics(run_dir: Path) -> list[StoreLine]:
-    return read_lines(run_dir / METRIC_LINES)
+    return read_lines(run_dir / METRIC_LINES, _is_number)
 
 
 def read_audits(run_dir: Path) -> list[StoreLine]:

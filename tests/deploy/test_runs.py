@@ -121,8 +121,10 @@ def test_a_run_without_run_json_is_what_its_launcher_said(tmp_path: Path) -> Non
 
 
 def test_a_torn_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text('{"status": ')
-    with pytest.raises(RunError, match="run.json"):
-        RunDir(tmp_path).status()
+    for text in ('{"status": ', "null", "5", "[]"):
+        (tmp_path / "run.json").write_text(text)
+        with pytest.raises(RunError, match="run.json is not a JSON object: restore it, or remove"):
+            RunDir(tmp_path).status()
+        assert state(RunDir(tmp_path)) == "unreadable"
     (tmp_path / "run.json").write_text('{"status": "completed"}')
     assert RunDir(tmp_path).status() == "completed"

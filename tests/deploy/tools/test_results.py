@@ -91,3 +91,12 @@ def test_the_commands_print_them(tmp_path: Path) -> None:
     assert json.loads(CliRunner().invoke(app, ["runs", "--json", *where]).output) == records(runs)
     assert json.loads(CliRunner().invoke(app, ["compare", "b", "a", "--json", *where]).output) == records(runs[::-1])
     assert CliRunner().invoke(app, ["compare", "a", "b", "--csv", *where]).output == as_csv(records(runs))
+
+
+@pytest.mark.parametrize(("name", "text"), [("metrics.jsonl", "{torn\n{}\n"), ("run.json", "null")])
+def test_a_run_that_cannot_be_read_is_listed_as_such_beside_the_others(tmp_path: Path, name: str, text: str) -> None:
+    good, bad = a_run(tmp_path / "a", 0.3), a_run(tmp_path / "b", 0.3)
+    (bad.path / name).write_text(text)
+    found = records([good, bad])
+    assert found[0] == record(good) and (found[1]["run"], found[1]["status"]) == ("b", "unreadable")
+    assert f"b/{name}" in found[1]["error"] and "restore it, or remove the run" in found[1]["error"]

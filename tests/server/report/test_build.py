@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prunella.server.report.build import write_report
-from prunella.server.store.schema import row
+from prunella.server.store.schema import StoreError, row
 from tests.server.report.stored import add_audit, add_worst_case, full_run, new_run
 
 HOSTILE = '"><script>alert(1)</script>'
@@ -112,6 +112,10 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
 def test_only_the_owner_can_read_a_report(tmp_path: Path) -> None:
     full_run(tmp_path)
     assert stat.S_IMODE(write_report(tmp_path).stat().st_mode) == 0o600
+    (tmp_path / "report.html").unlink()
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(StoreError, match="report.html is a folder: remove it"):
+        write_report(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,30 @@ def test_a_run_that_wrote_nothing_yet_reads_as_empty(tmp_path: Path) -> None:
     assert read_run(tmp_path) == {} and read_metrics(tmp_path) == read_audits(tmp_path) == []
 
 
-def test_a_run_json_that_is_damaged_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("[1")
-    with pytest.raises(StoreError, match="run.json is not a JSON object"):
+@pytest.mark.parametrize("text", ["[1", "5", "null", "[]", "", '{"settings": "x"}', '{"versions": null}'])
+def test_a_run_json_that_is_damaged_is_an_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(StoreError, match=rf"{tmp_path}/run.json is not a JSON object.*: restore it, or remove the run"):
         read_run(tmp_path)
+
+
+def test_a_folder_in_the_place_of_a_file_is_an_error(tmp_path: Path) -> None:
+    for name, read in (("run.json", read_run), ("metrics.jsonl", read_metrics), ("audits.jsonl", read_audits)):
+        (tmp_path / name).mkdir()
+        with pytest.raises(StoreError, match=rf"{name} cannot be read .*: restore it, or remove the run"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "bad", ["5", "null", "{}", '{"round": "a", "metric": "loss", "labels": {}, "value": 1}', '{"round": 1}']
+)
+def test_a_line_that_no_run_writes_is_an_error_that_names_file_and_fix(bad: str, tmp_path: Path) -> None:
+    good = '{"round": 1, "time": 0.5, "metric": "loss", "labels": {}, "value": 1}'
+    (tmp_path / "metrics.jsonl").write_text(f"{good}\n\n{good}\n")
+    assert len(read_metrics(tmp_path)) == 2
+    (tmp_path / "metrics.jsonl").write_text(f"{good}\n\n{bad}\n{good}\n")
+    with pytest.raises(StoreError, match=rf"{tmp_path}/metrics.jsonl: line 3 is not .*: restore it, or remove the run"):
+        read_metrics(tmp_path)
 
 
 def test_damage_in_the_middle_is_an_error_that_names_the_line(tmp_path: Path) -> None:
