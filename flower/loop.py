@@ -51,11 +51,12 @@ from prunella.flower.notices import tell_own_loader
 from prunella.flower.planned import Accuracy, begin_scheme
 from prunella.flower.question import StepQuestion
 from prunella.flower.scheme import Settled
+from prunella.flower.single import require_single_gradients, warn_of_joint_loss
 from prunella.privacy.chain import fit, fitted_to, observe, present
 from prunella.privacy.channel import ChannelSettings
 from prunella.privacy.defense import DataDefense, Step, StepDefense
 from prunella.privacy.ledger.ledger import digest
-from prunella.tasks.per_example import per_example_gradients, require_examples_apart, require_gradients, require_unmixed
+from prunella.tasks.per_example import per_example_gradients, require_examples_apart, require_unmixed
 from prunella.tasks.sensitivity import representation_sensitivity
 
 logger = logging.getLogger(__name__)
@@ -192,21 +193,12 @@ class Guard:
         except Exception:  # noqa: BLE001 - the step tells of it
             return
         self._loss_seen = True
+        warn_of_joint_loss(self._work.site, answer, y, loss)
 
     def _require_single_gradients(self, x: Batch, y: Tensor, loss: Loss) -> None:
         """Before anything is charged: of random examples in the shapes of these, each has a gradient."""
-        if self._chain.private is None or self._number or isinstance(x, Mapping):
-            return
-        try:
-            require_gradients(self._model, self._own(), {}, x, y, self._steps.expected(x), loss)
-        except Exception as error:  # of somebody's model and loss: its text stays here
-            logger.warning("no example has a gradient of its own", exc_info=error)
-            what = (
-                "under an ε every example's gradient is computed alone, by torch.func.grad, which fails on this model "
-                f"or loss, on random examples too ({type(error).__name__}; the rest is in this client's own log): "
-                "replace the layer or the loss that it names, or choose a defense without an ε"
-            )
-            raise self._work.refuse(ConfigError(what)) from None
+        if self._chain.private is not None and not self._number and not isinstance(x, Mapping):
+            require_single_gradients(self._work, self._model, self._own(), x, y, self._steps.expected(x), loss)
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Pruned weights are zero again, and the scheme has its turn."""

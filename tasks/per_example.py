@@ -229,7 +229,7 @@ def per_example_gradients(
     group = 0
     if isinstance(x, Tensor) and len(y):
         group = vmapped_together(module, answer, loss, leaves, x, y, _group(expected, params))
-    if not group:
+    if isinstance(x, Mapping) or not group:
         for row, label in enumerate(y):
             with draws_from(seed), repeatable(label.device):
                 found = grad(loss)(leaves, _row(x, row), label)

@@ -54,7 +54,7 @@ def read_run(run_dir: Path) -> StoreLine:
 
 def _is_number(line: StoreLine) -> bool:
     """Whether a line of ``metrics.jsonl`` has the parts that its readers count on."""
-    parts = {"round": int, "metric": str, "labels": dict, "value": (int, float)}
+    parts: dict[str, type | tuple[type, ...]] = {"round": int, "metric": str, "labels": dict, "value": (int, float)}
     return all(isinstance(line.get(name), kind) for name, kind in parts.items())
 
 
