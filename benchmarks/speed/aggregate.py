@@ -3,7 +3,8 @@
 Replies of ResNet18 (11 M parameters) at 80 % removed go through ``MaskedMean.aggregate_train``, as in a round: coded
 bytes in, new weights out. A few different ones are made by a real local step and come again from other nodes until
 there are ``--replies``; making them is not timed, nor is what Flower does before a message is there. Buffers are left
-out. ``--kind dgp``: every client shares other coordinates, so each reply brings a mask, and sums cannot stay small.
+out, and so is the one gradient on noise by which a server tries the new weights. ``--kind dgp``: every client shares
+other coordinates, so each reply brings a mask, and sums cannot stay small.
 
 ``growth`` is the peak of resident memory above what the process held before the first reply, read from Linux'
 high-water mark, which is reset there.
@@ -35,7 +36,7 @@ from prunella.benchmarks.speed.bench import command, fastest, show_table
 from prunella.benchmarks.speed.updates import KINDS, LocalTraining, Update, examples, real_update
 from prunella.core.config import Run
 from prunella.core.parallel import threads
-from prunella.core.trees import Mask, Tree, apply_mask, count, size
+from prunella.core.trees import Mask, Tree, all_finite, apply_mask, count, size
 from prunella.strategies.round.roster import Member
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
@@ -53,6 +54,13 @@ class Nodes:
 
     def get_node_ids(self) -> range:
         return self.ids
+
+
+class Bare(ServerModel):
+    """Of weights without a network, which nothing can be computed with."""
+
+    def computes(self, params: Tree, buffers: Tree) -> bool:
+        return all_finite(params)
 
 
 class Fixed(MaskedMean):
@@ -119,7 +127,7 @@ def prepare(updates: list[Update], replies: int) -> tuple[Fixed, Tree, list[Mess
     first = updates[0]
     params = apply_mask({name: torch.ones_like(t) for name, t in first.update.items()}, first.base)
     names = tuple(params)
-    strategy = Fixed(Run(defenses="none"), ServerModel(nn.Identity(), (3, 32, 32), names, frozenset(names)))
+    strategy = Fixed(Run(defenses="none"), Bare(nn.Identity(), (3, 32, 32), names, frozenset(names)))
     strategy.base = first.base
     strategy.roster.members = {node: Member(node, node) for node in range(1, replies + 1)}
     list(strategy.configure_train(1, to_dense(params), ConfigRecord(), cast(Grid, Nodes(replies))))

@@ -83,7 +83,7 @@ def test_a_mean_of_worst_cases_is_called_one() -> None:
 
 
 def test_the_command_runs_what_was_tried() -> None:
-    own = question(model="hospital.net:build", dataset="imagefolder:/data/my photos", rounds=20)
+    own = question(model="hospital.net:build", dataset="imagefolder:/data/my photos", rounds=20, strategy="fedavg")
     words = shlex.split(command(standing(Proposal("dp-sgd,dgp", 0.7, 4.0), row()), own))
     assert words[:4] == ["prunella", "run", "--supernodes", "4"]
     typed = parse(words[5::2], settings())

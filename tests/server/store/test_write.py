@@ -129,12 +129,15 @@ def test_run_json_merges_fields_and_takes_no_others(tmp_path: Path) -> None:
 
 def test_finish_writes_status_and_a_table_for_pandas(tmp_path: Path) -> None:
     store = filled(tmp_path, rounds=3)
+    for spent in (1.5, 2.0):  # charged when clients are asked, and again when the answers are in
+        store.append_metrics(3, [row("privacy_epsilon", spent, stat="worst")])
     store.finish("failed", error="the run stopped")
     run = read_run(tmp_path)
     assert (run["status"], run["error"]) == ("failed", "the run stopped") and run["finished"].endswith("+00:00")
     table = pd.read_parquet(tmp_path / "metrics.parquet")
     up = table[(table.metric == "wire_bytes_total") & (table.direction == "up")]
     assert up.value.tolist() == [100.0, 200.0, 300.0] and set(up.unit) == {"bytes"}
+    assert table[table.metric == "privacy_epsilon"].value.tolist() == [2.0]
     assert table[table.metric == "accuracy_ratio"].direction.isna().all()
 
 
