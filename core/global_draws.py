@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 SEEDS = 2**62  # a seed lies below
-TIMES = 8  # that something is made again: a coin that is not of a global generator falls alike by chance
+TIMES = 32  # that something is made again: a coin that is not of a global generator falls alike by chance
 
 
 def any_seed() -> int:
@@ -59,7 +59,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return alike and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-def repeats(make: Callable[[], Any]) -> bool:
+def repeats(make: Callable[[], Any], times: int = TIMES) -> bool:
     """Whether ``make`` gives the same tensors each time that the global generators begin alike. Not where it draws from
     a generator of its own, or counts how often it was called."""
     seed = any_seed()
@@ -69,5 +69,5 @@ def repeats(make: Callable[[], Any]) -> bool:
             return [leaf.clone() for leaf in tree_leaves(make()) if isinstance(leaf, Tensor)]
 
     first = once()
-    again = (once() for _ in range(TIMES))
+    again = (once() for _ in range(times))
     return all(len(each) == len(first) and all(map(_same, each, first)) for each in again)

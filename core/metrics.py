@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 PREFIX = "prunella_"
+# What clients spent, of all of them: told when they are asked, too, and not only at the end of a round.
+LEDGER_METRICS = ("privacy_epsilon", "privacy_epsilon_unknown", "channel_information_nats")
 Kind = Literal["gauge", "counter", "histogram", "info"]
 
 
@@ -34,7 +36,9 @@ _LEAK = ("attack", "defense", "view", "stat")
 _ALL = (
     Metric("round", "gauge", "Last finished round."),
     Metric("rounds", "gauge", "Rounds planned for this run."),
-    Metric("rounds_void_total", "counter", "Rounds that did not count: too few replies, or a sum that was not opened."),
+    Metric(
+        "rounds_void_total", "counter", "Rounds that did not count: few replies, a sum not opened, no finite model."
+    ),
     Metric("run_ended", "gauge", "0 while the run goes on, 1 once it completed, failed or was stopped."),
     Metric("accuracy_ratio", "gauge", "Share of evaluation examples labelled right by the global model.", "ratio"),
     Metric("accuracy_error_ratio", "gauge", "Half of its 95 % interval, on a sample; 0: on all examples.", "ratio"),

@@ -26,6 +26,7 @@ from prunella.privacy.ledger.ledger import charge
 
 Batch = Tensor | Mapping[str, Tensor]
 BLOCK = 8  # steps charged at a time where nobody says how many there will be
+ASKED = 8  # rows of a dataset, for what they draw
 logger = logging.getLogger(__name__)
 
 
@@ -63,11 +64,17 @@ def _by_part(make: Callable[[list[Any]], Any], batches: list[Any]) -> Any:
     first = batches[0]
     if isinstance(first, Tensor):
         return make(batches)
+
+    def part(column: list[Any]) -> Any:
+        one = column[0]
+        nested = isinstance(one, list | tuple) and any(
+            isinstance(each, Tensor | Mapping | list | tuple) for each in one
+        )
+        return _by_part(make, column) if nested or isinstance(one, Mapping) else make(column)
+
     if isinstance(first, Mapping):
-        columns = {key: [batch[key] for batch in batches] for key in first}
-        made = {key: _by_part(make, c) if isinstance(c[0], Mapping) else make(c) for key, c in columns.items()}
-        return _of_kind(first, made)
-    return [make(list(column)) for column in zip(*batches, strict=True)]
+        return _of_kind(first, {key: part([batch[key] for batch in batches]) for key in first})
+    return [part(list(column)) for column in zip(*batches, strict=True)]
 
 
 def emptied(batch: Any) -> Any:
@@ -134,14 +141,17 @@ def rows_apart(loader: Any, chosen: list[int], seeds: Tensor) -> Any:
 
 
 def require_rows_apart(loader: Any) -> None:
-    """Refuse (``ConfigError``) a dataset that draws from a generator of its own, or counts its calls."""
+    """Refuse (``ConfigError``) a dataset that draws from a generator of its own, or counts its calls, where one of
+    ``ASKED`` rows shows it."""
+    rows = range(0, len(loader.dataset), max(1, len(loader.dataset) // ASKED))[:ASKED]
 
-    def first() -> list[Any]:
+    def some() -> list[Any]:
         parts: list[Any] = []
-        _by_part(parts.append, [loader.collate_fn([loader.dataset[0]])])
+        for row in rows:
+            _by_part(parts.append, [loader.collate_fn([loader.dataset[row]])])
         return parts
 
-    if len(loader.dataset) and not repeats(first):
+    if not repeats(some, times=8):
         raise ConfigError(
             "guard.loader: read again, a row of the dataset is another: it is augmented from a generator of its own "
             "(as by Albumentations), so that what one row draws depends on which were read before it, and no ε holds: "

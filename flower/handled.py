@@ -27,9 +27,8 @@ from prunella.privacy.chain import Chain, ChainState, compose, start
 from prunella.privacy.defense import DataDefense, UpdateDefense, ignore_gradient
 from prunella.privacy.ledger.ledger import spend
 
-FAILURES = (
-    20  # of the app, over all runs, while an ε holds: a failure can be a bit about the data, which no noise covers
-)
+# Of the app, over all runs, while an ε holds: a failure can be a bit about the data, which no noise covers.
+FAILURES = 20
 _UNUSED, _NONE = PrivateGenerator(bytes(32)), torch.empty(0)  # where nothing is drawn or fitted
 
 
@@ -159,7 +158,8 @@ def rationed(site: Site) -> Iterator[None]:
     before = int(json.loads(path.read_text())) if path.exists() else 0
     if before >= FAILURES:
         raise DefenseError(
-            f"this site's app has failed {before} times under an ε, and that tells more than the ε counts: its owner "
+            f"this site's app has failed {before} times under an ε, or before anything left that none covers, and that "
+            "tells more than an ε counts: its owner "
             "has to read the client's log, and to remove failures.json from its state directory"
         )
     write_json(path, before + 1, mode=0o600)

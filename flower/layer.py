@@ -8,10 +8,12 @@ strategy of Flower's older API, the layers are one of that API (``flower.older``
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import reduce
+from logging import INFO
 from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
 from flwr.server.strategy import Strategy as OlderStrategy
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -52,20 +54,22 @@ def weight_key(strategy: Strategy) -> str:
 
 
 def common_metrics(replies: Iterable[Message], strategy: Strategy) -> list[Message]:
-    """The replies without the metrics that not every one of them has in one form: as a number, or as a list of as many.
-    Flower's strategies end the run over one. What ``strategy`` averages by stays."""
+    """The replies without the metrics that not every record of a name has in one form: as a number, or as a list of as
+    many. Flower's strategies end the run over one. What ``strategy`` averages by stays."""
     replies = list(replies)
     contents = [reply.content for reply in replies if not reply.has_error()]
 
     def forms(record: MetricRecord) -> set[tuple[str, int]]:
         return {(key, len(value) if isinstance(value, list) else -1) for key, value in record.items()}
 
-    records = [record for content in contents for record in content.metric_records.values()]
-    common = {key for key, _ in set.intersection(*map(forms, records))} if records else set()
-    common.add(weight_key(strategy))
-    for content in contents:
-        for name, record in list(content.metric_records.items()):
-            if record.keys() - common:
+    for name in dict.fromkeys(name for content in contents for name in content.metric_records):
+        held = [content for content in contents if name in content.metric_records]
+        common = {key for key, _ in set.intersection(*(forms(content.metric_records[name]) for content in held))}
+        common.add(weight_key(strategy))
+        for content in held:
+            record = content.metric_records[name]
+            if left := sorted(record.keys() - common):
+                log(INFO, "left out of the metrics, since not every client tells them: %s", ", ".join(left))
                 content[name] = MetricRecord({key: value for key, value in record.items() if key in common})
     return replies
 

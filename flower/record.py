@@ -132,6 +132,9 @@ class Recorder:
         self._params = {name: p.detach() for name, p in module.named_parameters()}
         self._frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
         self._every = module.state_dict()  # tied weights under all their names, of which a trace has the first
+        first = {id(p): name for name, p in module.named_parameters()}
+        every = module.named_parameters(remove_duplicate=False)
+        self._tied = {name: first[id(p)] for name, p in every if name not in self._params}
         self._buffers = {name: b for name, b in module.named_buffers() if name in module.state_dict()}
         self._module = module
 
@@ -142,6 +145,7 @@ class Recorder:
             raise AttackError(f"the message has {len(records)} array records; one, of the whole model, is understood")
         own = self._own(records[0])
         tree = {own.get(name, name): tensor for name, tensor in from_dense(records[0]).items()}
+        tree = {**{name: tree[first] for name, first in self._tied.items() if first in tree}, **tree}
         check_tree(f"the arrays of the message and {self.task.model}", tree, self._every)
         if odd := [name for name in self._params if not tree[name].is_floating_point()]:
             kind = str(tree[odd[0]].dtype).removeprefix("torch.")

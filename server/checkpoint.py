@@ -28,6 +28,7 @@ from prunella.core.trees import Mask, Tree
 
 KEPT = 2
 LEDGERS = "ledgers.json"
+SPENT = frozenset({"epsilon", "epsilon_next", "channel_nats"})  # of a ledger line, where there is anything to lose
 Ledgers = dict[str, dict[str, float | int | str]]  # by client
 MAY_CHANGE = (
     *("rounds", "run-dir", "resume", "metrics-address", "poll-seconds", "round-seconds", "expected-clients"),
@@ -91,12 +92,13 @@ def save_ledgers(folder: Path, ledgers: Ledgers) -> None:
 
 def load_ledgers(folder: Path) -> Ledgers:
     """What ``save_ledgers`` wrote last. Raises ``PrunellaError`` where it cannot be read, and where it is gone and a
-    checkpoint is there: that knows nothing of what was asked since."""
+    checkpoint says that anything was spent: that knows nothing of what was asked since."""
     path = folder / LEDGERS
     if not path.exists():
-        if _rounds(folder):
+        held = saved.ledgers if (saved := load(folder)) is not None else {}
+        if any(SPENT & line.keys() for line in held.values()):
             raise PrunellaError(f"{path}, what clients have spent, is missing: restore it, or start a new run")
-        return {}
+        return held
     try:
         return {client: dict(line) for client, line in json.loads(path.read_text()).items()}
     except (OSError, ValueError, AttributeError, TypeError):

@@ -148,6 +148,11 @@ class OrderedGrid(Grid):
 
 
 def _nodes(ids: Iterable[str | None], messages: Iterable[Message]) -> dict[str, int]:
-    """The node that each message was sent to, by its id; Flower gives None to a message that it did not take."""
-    pairs = zip(ids, messages, strict=True)
+    """The node that each message was sent to, by its id. A message that Flower did not take has None, or it has left it
+    out: then each that it took has its id by now."""
+    known, sent = list(ids), list(messages)
+    if len(known) != len(sent):
+        sent = [message for message in sent if message.metadata.message_id in known]
+        known = [message.metadata.message_id for message in sent]
+    pairs = zip(known, sent, strict=True)
     return {message_id: message.metadata.dst_node_id for message_id, message in pairs if message_id is not None}

@@ -82,16 +82,14 @@ class Federation:
         """Before clients are asked what they are charged for: it counts from now on, if this server is killed, too."""
         self.ledgers = spending.asked(self.ledgers, clients)
         self.keep_ledgers()
+        if rows := ledger_rows(self.ledgers):  # a round that a kill or an error cuts short tells nothing at its end
+            self.store.append_metrics(self.round, rows)
+            if self.exporter is not None:  # answers may still come: the alert of those that did not waits for the end
+                self.exporter.update(each for each in rows if each.metric != "privacy_epsilon_unknown")
 
     def keep_ledgers(self) -> None:
-        """Write what clients have spent, the questions under way among it, for a resume and for whoever reads the run:
-        a round that a kill or an error cuts short tells nothing at its end. Monitoring hears of answers that did not
-        come when the round is over: until then they may still come, and its alert would ring in every round."""
+        """Write what clients have spent, the questions under way among it, for a resume."""
         checkpoints.save_ledgers(self.folder / "checkpoint", self.ledgers)
-        if rows := ledger_rows(self.ledgers):
-            self.store.append_metrics(self.round, rows)
-            if self.exporter is not None:
-                self.exporter.update(each for each in rows if each.metric != "privacy_epsilon_unknown")
 
     def on_reply(self, contribution: Contribution) -> None:
         """For every valid reply, beside aggregation: keep its ledger line, and file an audit if one is due."""

@@ -223,7 +223,7 @@ def per_example_gradients(
 ) -> Iterator[Tree]:
     """The gradient of ``criterion`` (the model's answer, label [1]) of every example of x [B, ...], y [B], as trees of
     [b, *shape] in order. ``expected`` is a public guess at B."""
-    require_examples_apart(module, params, buffers, x, y, criterion)
+    require_unmixed(module)
     leaves, seed = {name: tensor.detach() for name, tensor in params.items()}, any_seed()
     answer, loss = _functions(module, buffers, criterion)
     group = 0

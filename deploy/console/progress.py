@@ -17,10 +17,10 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from prunella.core.metrics import LEDGER_METRICS
 from prunella.server.report.units import audits_left
 
 Line = Mapping[str, Any]
-CHARGED = ("privacy_epsilon", "privacy_epsilon_unknown", "channel_information_nats")  # written when a round begins, too
 PAUSED = 15.0  # seconds between two lines about an attack that is piped somewhere
 PAUSE = 5.0  # seconds between two lines about how many clients came: fifty clients need a minute
 
@@ -102,7 +102,7 @@ def fold(state: State, line: Line) -> State:
         "audits_left_seconds": ("audit_seconds", float),
         "audits_left_limit_seconds": ("audit_limit", float),
     }
-    if line["round"] > state.newest and metric not in CHARGED:
+    if line["round"] > state.newest and metric not in LEDGER_METRICS:  # which are told when a round begins, too
         # A round that is not evaluated has not the accuracy of the one before.
         state = replace(state, newest=line["round"], accuracy=None, error=0.0)
     if metric in fields:

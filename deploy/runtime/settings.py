@@ -119,7 +119,7 @@ def anchored(given: Mapping[str, Value]) -> dict[str, Value]:
     """
     found = dict(given)
     for key, value in given.items():
-        kind, colon, place = str(value).rpartition(":") if key == "dataset" else ("", "", str(value))
+        kind, colon, place = str(value).partition(":") if key == "dataset" else ("", "", str(value))
         if (colon or key.endswith(".prior")) and place and Path(place).exists():
             found[key] = f"{kind}{colon}{Path(place).absolute()}"
     return found

@@ -19,6 +19,7 @@ from prunella.attacks import ATTACKS
 from prunella.attacks.score.level import WORST, baseline, value
 from prunella.core.errors import ConfigError
 from prunella.core.installation import BUNDLED, digest_of_code
+from prunella.core.metrics import LEDGER_METRICS
 from prunella.privacy.ledger.spending import UNHEARD, unknown
 from prunella.privacy.ledger.spending import spent as spent_by
 from prunella.server.attest.bound import measured_by_client, refuted
@@ -101,9 +102,10 @@ class Evidence:
     @cached_property
     def state(self) -> RunState:
         """With what the ledgers say as the last word: of the sites, all of this document's figures are from there."""
-        told = {"round": last(self.lines, "round")}
-        ledgers = [{**told, **each._asdict()} for each in ledger_rows(self.ledgers)]
-        return run_state(self.run, [*self.lines, *ledgers], self.audits)
+        newest = max((line["round"] for line in self.lines), default=0)
+        ledgers = [{"round": newest, **each._asdict()} for each in ledger_rows(self.ledgers)]
+        others = [line for line in self.lines if line["metric"] not in LEDGER_METRICS]
+        return run_state(self.run, [*others, *ledgers], self.audits)
 
     @cached_property
     def verdict(self) -> RunVerdict:

@@ -1,5 +1,6 @@
 """Series out of the lines of ``metrics.jsonl`` and ``audits.jsonl``; values have the unit of their metric."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 from prunella.attacks.score.level import value
@@ -28,9 +29,17 @@ def last(lines: Iterable[StoreLine], metric: str, **labels: str) -> float | None
 
 
 def present(lines: Sequence[StoreLine], metric: str, **labels: str) -> float | None:
-    """The value of the last round, None where that has none: a bound is told of all clients, or no more."""
-    series, rounds = points(lines, metric, **labels), points(lines, "round")
-    return series[-1][1] if series and (not rounds or series[-1][0] >= rounds[-1][0]) else None
+    """The value since the end of the last round, None where there is none: a bound is told of all clients, or no more,
+    and what was told in a round before its answers came is no longer true at its end.
+
+    >>> line = lambda metric, time: {"metric": metric, "round": 3, "value": 1.5, "labels": {}, "time": time}
+    >>> end = line("round", 2.0)
+    >>> present([line("bound", 1.0), end], "bound"), present([end, line("bound", 2.0)], "bound")
+    (None, 1.5)
+    """
+    ends = [(line["round"], line.get("time", 0.0)) for line in lines if line["metric"] == "round"]
+    since = max(ends, default=(-math.inf, 0.0))
+    return last([line for line in lines if (line["round"], line.get("time", math.inf)) >= since], metric, **labels)
 
 
 def label_values(lines: Iterable[StoreLine], metric: str, label: str) -> list[str]:

@@ -182,7 +182,7 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
         balance_known=not on_clients or run.get("largest_class") is not None,
         epsilon=None if refuted else present(lines, "privacy_epsilon", stat="worst"),
         mean_epsilon=present(lines, "privacy_epsilon", stat="mean"),
-        unknown=int(last(lines, "privacy_epsilon_unknown") or 0),
+        unknown=int(present(lines, "privacy_epsilon_unknown") or 0),
         delta=settings.get("privacy.delta"),
         refuted=refuted,
         unaudited=str(run.get("unaudited") or ""),

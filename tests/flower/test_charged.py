@@ -266,7 +266,8 @@ def test_the_draws_of_the_app_go_on_as_if_nothing_had_been_drawn() -> None:
 
 def test_rows_that_draw_from_a_generator_of_their_own_are_refused_before_anything_is_paid() -> None:
     own, rows = torch.Generator(), itertools.count()
-    for draw in (lambda: float(torch.rand(1, generator=own) < 0.5), lambda: float(next(rows))):
+    rare: Callable[[], float] = lambda: float(torch.rand(1, generator=own) < 0.1)  # noqa: E731
+    for draw in (lambda: float(torch.rand(1, generator=own) < 0.5), rare, lambda: float(next(rows))):
         steps, work = made()
         with pytest.raises(ConfigError, match="a generator of its own"):
             next(steps.loader(DataLoader(Augmented(draw), batch_size=BATCH)))
@@ -284,7 +285,9 @@ class Tokens(collections.UserDict[str, torch.Tensor]):
 
 def test_rows_that_were_collated_alone_are_the_batch() -> None:
     whole = torch.arange(12.0).reshape(4, 3)
-    for batch in ([whole, torch.arange(4)], {"x": whole, "more": {"y": whole[:, 0]}}, whole, Tokens({"ids": whole})):
+    pair: list[Any] = [whole, torch.arange(4)]
+    nested: list[Any] = [[{"ids": whole}, pair[1]], [pair, pair[1]], {"x": whole, "more": {"y": whole[:, 0]}}]
+    for batch in (pair, *nested, whole, Tokens({"ids": whole})):
         single = [each(batch, row) for row in range(4)]
         torch.testing.assert_close(plainly(joined(single)), plainly(batch))
         assert type(joined(single)) is type(batch) is type(emptied(batch)) and joined(single[:1]) is not batch

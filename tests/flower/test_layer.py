@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Message, MetricRecord, RecordDict
 from flwr.server.strategy import FedAvg as OlderFedAvg
 from flwr.server.strategy import Strategy as OlderStrategy
 from flwr.serverapp.exception import InconsistentMessageReplies
 from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
+from flwr.supercore.task_identity import TaskIdentity
 
 from prunella.benchmarks.engine.inprocess import FIRST_NODE
 from prunella.core.errors import ConfigError
-from prunella.flower.layer import Layer
+from prunella.flower.layer import Layer, common_metrics
 from prunella.flower.prune import Prune
 from prunella.flower.record import Record, Recorder, Training, record
 from prunella.flower.robust import Robust
@@ -74,6 +75,18 @@ def test_a_metric_that_one_client_does_not_tell_is_left_out_and_ends_no_run(wrap
     assert result.train_metrics_clientapp[1].keys() == {"secret"}
     assert result.evaluate_metrics_clientapp[1].keys() == {"labels"}
     torch.testing.assert_close(tree(result.arrays), tree(whole.arrays))  # but for the order of the sum
+
+
+def test_records_of_metrics_are_compared_with_those_of_their_name() -> None:
+    def reply(**records: dict[str, float]) -> Message:
+        question = Message(RecordDict(), dst_node_id=1, message_type="train")
+        return Message(RecordDict({name: MetricRecord(each) for name, each in records.items()}), reply_to=question)
+
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    replies = [reply(train={"loss": 1.0, "num-examples": 3}, fairness={"gap": 0.1}), reply(train={"num-examples": 3})]
+    first, second = common_metrics(replies, FedAvg())
+    assert dict(first.content.metric_records["fairness"]) == {"gap": 0.1}
+    assert first.content.metric_records["train"].keys() == second.content.metric_records["train"].keys()
 
 
 def test_a_client_that_tells_nothing_takes_no_metric_from_the_others(tmp_path: Path) -> None:

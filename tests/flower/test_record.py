@@ -23,6 +23,7 @@ from prunella.flower.prune import Prune
 from prunella.flower.record import Record, Recorder, Training, applied, record
 from prunella.library.attack import attack
 from prunella.tasks.task import Task
+from prunella.wire.records import to_dense
 from tests.flower import foreign
 from tests.flower.foreign import make, run
 from tests.quickstart import BATCH, LEARNING_RATE, Net, app, load
@@ -144,6 +145,13 @@ def test_tied_weights_are_recorded_once_and_frozen_ones_as_not_shared(tmp_path: 
     assert view.shared is not None
     assert {n for n, seen in view.shared.items() if not seen.any()} == {"conv.weight", "conv.bias"}
     assert all(bool(seen.all()) is bool(view.update[name].any()) for name, seen in view.shared.items())
+
+
+def test_positions_of_parameters_have_no_second_name(tmp_path: Path) -> None:
+    recorder, model = Recorder(Task("tests.flower.test_record:Tied", (1, 8, 8), 10), tmp_path, HOW), Tied()
+    sent = {str(at): parameter.detach() for at, parameter in enumerate(model.parameters())}
+    params, _ = recorder.split(RecordDict({"model": to_dense(sent)}))
+    assert params.keys() == dict(model.named_parameters()).keys()
 
 
 def test_a_shape_that_no_trace_can_hold_is_refused_at_once(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,8 +90,11 @@ def test_what_clients_have_spent_is_never_taken_from_a_checkpoint(tmp_path: Path
     save(tmp_path, checkpoint(3))
     assert load_ledgers(tmp_path) == {"0": {"rounds": 2.0, "unheard": 1}}
     (tmp_path / LEDGERS).unlink()
-    with pytest.raises(PrunellaError, match="is missing: restore it, or start a new run"):
-        load_ledgers(tmp_path)
+    assert load_ledgers(tmp_path) == {"0": {"rounds": 1.0}}, "where nothing is counted, nothing is lost"
+    for known in ("epsilon", "epsilon_next", "channel_nats"):
+        save(tmp_path, replace(checkpoint(4), ledgers={"0": {"rounds": 1.0, known: 0.5}}))
+        with pytest.raises(PrunellaError, match="is missing: restore it, or start a new run"):
+            load_ledgers(tmp_path)
 
 
 def test_settings_that_matter_must_not_change_and_are_named() -> None:

@@ -208,6 +208,21 @@ def test_a_reply_that_names_another_sender_counts_as_a_bad_one_of_its_own(
     assert [reply.has_error() and reply.error.code == UNREADABLE for reply in replies] == [False, True, False]
 
 
+def test_a_message_that_flower_left_out_has_no_answer_and_the_others_have_theirs() -> None:
+    """Its Grids give no id for one that is too large, or that was not stored."""
+
+    class Full(Slow):
+        def push_messages(self, messages):
+            taken = [message for message in messages if message.metadata.dst_node_id != 2]
+            for message in taken:
+                message.metadata.__dict__["_message_id"] = f"m{message.metadata.dst_node_id}"
+            return [message.metadata.message_id for message in taken]
+
+    inner = Full({"m1": 0, "m2": 0, "m3": 0})
+    replies = list(OrderedGrid(inner, poll=0.001).send_and_receive(inner.asked(), timeout=5))
+    assert [reply.metadata.src_node_id for reply in replies] == [1, 3]
+
+
 def test_nobody_answers_for_another_where_many_answers_are_fetched_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The Grid in between believes it; what says it answers a question that nobody asked is no reply."""
     monkeypatch.setattr(Lying, "says", {"_src_node_id": 1})

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,19 @@ def test_a_loss_that_is_missing_was_not_finite_unless_clients_did_not_tell_it(
 ) -> None:
     lines = [line(1, "accuracy_ratio", 0.8), line(1, "loss", 0.5), line(2, "accuracy_ratio", 0.1)]
     assert run_state({"settings": {"evaluation": evaluation}}, lines).loss == loss
+
+
+def test_a_bound_that_was_told_before_a_round_s_answers_and_not_after_them_is_none() -> None:
+    def at(time: float, metric: str, value: float, round: int = 2, **labels: str) -> dict[str, Any]:
+        return {**line(round, metric, value, **labels), "time": time}
+
+    asked = at(1.0, "privacy_epsilon", 1.2, stat="worst"), at(1.0, "privacy_epsilon_unknown", 1)
+    ended = [*asked, at(2.0, "round", 2)]
+    assert run_state({}, ended).epsilon is None and run_state({}, ended).unknown == 0
+    kept = run_state({}, [*ended, at(2.0, "privacy_epsilon", 1.3, stat="worst")])
+    assert kept.epsilon == 1.3 and kept.unknown == 0
+    cut = run_state({}, [*ended, at(3.0, "privacy_epsilon", 1.6, round=3, stat="worst")])
+    assert cut.epsilon == 1.6, "the third round has begun, and is charged"
 
 
 def test_denials_are_those_told_at_the_start_and_those_of_audits() -> None:
