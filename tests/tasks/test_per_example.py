@@ -18,7 +18,7 @@ from prunella.core.trees import Tree, full_mask, l2, subtract, to_device
 from prunella.privacy.defense import Step
 from prunella.privacy.dp_sgd import clipped_sum, flat_weight
 from prunella.tasks.datasets.digits import everything
-from prunella.tasks.per_example import per_example_gradients, require_gradients
+from prunella.tasks.per_example import per_example_gradients, require_examples_apart, require_gradients
 from prunella.tasks.task import Task, initial
 
 # How a GPU rounds is its library's choice for a shape: ``pytest tests/tasks`` on a machine with one tells.
@@ -267,10 +267,10 @@ def test_a_network_is_asked_once_how_it_rounds_and_draws_nothing_for_it(monkeypa
     torch.manual_seed(0)
     before = torch.rand(3)
     torch.manual_seed(0)
-    list(per_example_gradients(net, params, {}, x, y, 4))
+    for _ in range(2):
+        list(per_example_gradients(net, params, {}, x, y, 4))
+        require_examples_apart(net, params, {}, x, y)
     assert torch.equal(torch.rand(3), before) and len(asked) == 2  # how it rounds, and what it draws
-    list(per_example_gradients(net, params, {}, x, y, 4))
-    assert len(asked) == 2
     prunella.tasks.per_example._together.clear()
     torch.manual_seed(0)
     prunella.tasks.per_example.rounds_by_place(
@@ -371,9 +371,9 @@ def test_a_model_that_draws_from_elsewhere_or_counts_is_refused_whatever_weights
     x, y = torch.zeros(3, 1, 8, 8), torch.zeros(3, dtype=torch.int64)
     given = {"images": x, "mask": torch.ones_like(x)} if named else x
     with pytest.raises(DefenseError, match="a generator of its own"):
-        list(per_example_gradients(model, params, {}, given, y))
+        require_examples_apart(model, params, {}, given, y)
     net.draw = lambda: torch.rand(32)
-    assert list(per_example_gradients(Asking(net) if named else Drawing(net.draw), params, {}, given, y))
+    require_examples_apart(Asking(net) if named else Drawing(net.draw), params, {}, given, y)
 
 
 def crafted(task: Task, count: int, together: Callable[[int], torch.Tensor], device: str) -> Tree:
