@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from prunella.core.metrics import LEDGER_METRICS
 from prunella.server.store.schema import AUDIT_LINES, METRIC_LINES, RUN, StoreError, StoreLine
 
 FIX = "restore it, or remove the run"
@@ -59,7 +60,16 @@ def _is_number(line: StoreLine) -> bool:
 
 
 def read_metrics(run_dir: Path) -> list[StoreLine]:
-    return read_lines(run_dir / METRIC_LINES, _is_number)
+    """The lines of ``metrics.jsonl``. What clients have spent is told when they are asked and when the round is over:
+    of one round the last word."""
+    lines = read_lines(run_dir / METRIC_LINES, _is_number)
+    told = {
+        (line["round"], line["metric"], *sorted(line["labels"].items())): number
+        for number, line in enumerate(lines)
+        if line["metric"] in LEDGER_METRICS
+    }
+    last = set(told.values())
+    return [line for number, line in enumerate(lines) if line["metric"] not in LEDGER_METRICS or number in last]
 
 
 def read_audits(run_dir: Path) -> list[StoreLine]:

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from prunella.server.store.read import read_audits, read_lines, read_metrics, read_run
-from prunella.server.store.schema import StoreError
+from prunella.server.store.schema import StoreError, row
+from prunella.server.store.write import RunStore
 
 
 def test_a_run_that_wrote_nothing_yet_reads_as_empty(tmp_path: Path) -> None:
@@ -41,3 +42,12 @@ def test_damage_in_the_middle_is_an_error_that_names_the_line(tmp_path: Path) ->
     file.write_text('{"round":1}\n{"rou\n{"round":3}\n')
     with pytest.raises(StoreError, match=r"metrics.jsonl: line 2"):
         read_lines(file)
+
+
+def test_of_what_was_spent_in_a_round_the_last_word_is_read(tmp_path: Path) -> None:
+    store = RunStore.open(tmp_path / "run")
+    for spent in (1.5, 1.2):  # when clients are asked, and when their answers are in
+        store.append_metrics(2, [row("privacy_epsilon", spent, stat="worst"), row("loss", spent)])
+    store.append_metrics(3, [row("privacy_epsilon", 1.8, stat="worst")])
+    told = [(line["round"], line["metric"], line["value"]) for line in read_metrics(store.path)]
+    assert told == [(2, "loss", 1.5), (2, "privacy_epsilon", 1.2), (2, "loss", 1.2), (3, "privacy_epsilon", 1.8)]
