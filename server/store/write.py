@@ -84,10 +84,8 @@ def _rewrite(path: Path, lines: Iterable[StoreLine]) -> None:
 
 
 def _table(lines: Iterable[StoreLine]) -> pa.Table:
-    """The numbers with their unit, and a text column per label, null where unused. One that a round brought more than
-    once, as what was spent before its answers came, has the last value."""
+    """The numbers with their unit, and a text column per label, null where unused."""
     names = sorted({label for metric in METRICS.values() for label in metric.labels})
-    lines = {(line["round"], line["metric"], *sorted(line["labels"].items())): line for line in lines}.values()
     rows = [
         {name: line["labels"].get(name) for name in names}
         | {key: line[key] for key in ("round", "time", "metric", "value")}
