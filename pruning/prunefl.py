@@ -13,11 +13,15 @@ in the authors' program (jiangyuang/PruneFL) within each. Δ(M) is of the prunab
 add to it is left out. Whole filters: ``pruning.prunefl_filters``.
 """
 
+import copy
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from prunella.core.config import Part, Positive, Share, Weight
 from prunella.core.ranking import keep_largest
@@ -89,28 +93,43 @@ def reconfigure(
     return dict(mask) | split(chosen, {name: params[name] for name in names})
 
 
+class _Counting(TorchDispatchMode):
+    """Multiply-adds by weight, whatever calls the operation: a layer, or a function that takes its weight."""
+
+    def __init__(self, weights: Tree) -> None:
+        super().__init__()
+        self._weights = weights
+        self.done = dict.fromkeys(weights, 0.0)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        result = func(*args, **given)
+        count: Any = flop_registry.get(func.overloadpacket)
+        for name in filter(None, map(self._name, args)) if count else ():
+            self.done[name] += count(*args, **given, out_val=result) / 2
+        return result
+
+    def _name(self, tensor: object) -> str | None:
+        """Of the weight that a tensor is, or a view of."""
+        if not isinstance(tensor, Tensor):
+            return None
+        at = tensor.data_ptr()
+        return next((name for name, w in self._weights.items() if 0 <= at - w.data_ptr() < w.nbytes), None)
+
+
 def weight_cost(
     module: torch.nn.Module, shape: tuple[int, int, int], prunable: Set[str], kind: str
 ) -> dict[str, float]:
-    """Multiply-adds per weight and example over their mean: output positions of a convolution, 1 for a linear layer."""
+    """Multiply-adds per weight and example over their mean: output positions of a convolution, tokens of a linear
+    layer, added up where a layer is used more than once. One where evaluation does not use the weight."""
     if kind == "uniform":
         return dict.fromkeys(sorted(prunable), 1.0)
-    positions: dict[str, float] = {}
-
-    def note(name: str) -> object:
-        def hook(layer: torch.nn.Module, inputs: object, output: torch.Tensor) -> None:
-            positions[f"{name}.weight"] = float(output[0, 0].numel()) if output.dim() > 2 else 1.0
-
-        return hook
-
-    handles = [m.register_forward_hook(note(n)) for n, m in module.named_modules() if f"{n}.weight" in prunable]
-    training = module.training
-    try:
-        with torch.no_grad():
-            module.eval()(torch.zeros(1, *shape, device=next(module.parameters()).device))
-    finally:
-        module.train(training)
-        for handle in handles:
-            handle.remove()
-    mean = sum(positions.values()) / len(positions)
-    return {name: positions[name] / mean for name in sorted(prunable)}
+    still = copy.deepcopy(module).eval()
+    weights = {name: p for name, p in still.named_parameters() if name in prunable}
+    with torch.enable_grad(), _Counting(weights) as counting:  # without gradients PyTorch fuses layers
+        still(torch.zeros(1, *shape, device=next(still.parameters()).device))
+    uses = {name: (counting.done[name] / weights[name].numel()) or 1.0 for name in sorted(prunable)}
+    mean = sum(uses.values()) / max(1, len(uses))
+    return {name: count / mean for name, count in uses.items()}

@@ -3,8 +3,11 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from prunella.pruning.prunefl import Reconfiguration, greedy_set, reconfigure, weight_cost
+from prunella.tasks.models import MODELS
+from prunella.tasks.task import prunable
 
 
 def best_by_enumeration(gain: torch.Tensor, cost: torch.Tensor, fixed: torch.Tensor, overhead: float) -> float:
@@ -82,3 +85,43 @@ def test_no_layer_is_emptied_however_small_its_weights_and_gains() -> None:
     settings = Reconfiguration(prunable_share=1.0, max_density=0.5, fixed_cost=0.0)
     new = reconfigure(params, gain, mask, {"big": 1.0, "small": 1.0}, settings)
     assert int(new["small"].sum()) == 1 and int(new["big"].sum() + new["small"].sum()) <= 7
+
+
+class Tokens(nn.Module):
+    """A transformer's layer on the 16 pixels of an image, of which attention calls a layer's weight by a function; a
+    convolution that is used twice, a transposed one, and a layer that only training uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again = nn.Conv2d(1, 8, 1), nn.Conv2d(8, 8, 3, padding=1)
+        self.up = nn.ConvTranspose2d(8, 8, 2, stride=2)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+        self.last, self.aside = nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.up(self.again(self.again(self.first(x))))[:, :, ::2, ::2]
+        x = self.layer(x.flatten(2).transpose(1, 2)).mean(1)
+        logits: torch.Tensor = self.last(x) + self.aside(x) if self.training else self.last(x)
+        return logits
+
+
+def test_cost_counts_every_use_of_a_weight_whoever_calls_it() -> None:
+    net = Tokens()
+    cost = weight_cost(net, (1, 4, 4), prunable(net), "flops")
+    often = {"first": 16, "again": 32, "up": 16, "layer.self_attn.out_proj": 16, "layer.linear1": 16,
+             "layer.linear2": 16, "last": 1, "aside": 1}  # fmt: skip
+    assert {name: cost[name] / cost["last.weight"] for name in cost} == {f"{n}.weight": t for n, t in often.items()}
+
+
+def test_cost_of_the_vision_transformer_is_that_of_a_library_that_counts() -> None:
+    """By layer, its own operations alone: FLOPs of PyTorch's counter, which knows modules and no weights."""
+    net = MODELS["vit"]((1, 8, 8), 10)
+    cost = weight_cost(net, (1, 8, 8), prunable(net), "flops")
+    with FlopCounterMode(display=False) as counter:
+        net(torch.zeros(1, 1, 8, 8))
+    counted = counter.get_flop_counts()
+    layers = {name: net.get_submodule(name.removesuffix(".weight")) for name in cost}
+    flops = {name: sum(counted[f"{type(net).__name__}.{name.removesuffix('.weight')}"].values()) for name in layers}
+    each = {name: flops[name] / layer.weight.numel() for name, layer in layers.items()}
+    mean = sum(each.values()) / len(each)
+    assert cost == pytest.approx({name: value / mean for name, value in each.items()})
