@@ -208,12 +208,17 @@ class _Groups:
 
 def _is_layer(layer: nn.Module) -> bool:
     if type(layer) is nn.Conv2d:
-        return layer.groups == 1 and layer.padding_mode == "zeros"
-    return type(layer) is nn.Linear
+        return _owns(layer) and layer.groups == 1 and layer.padding_mode == "zeros"
+    return type(layer) is nn.Linear and _owns(layer)
+
+
+def _owns(layer: nn.Module) -> bool:
+    """Whether its weight is a parameter, and not made of others before every pass, as by a weight norm."""
+    return layer._parameters.get("weight") is not None
 
 
 def _is_depthwise(layer: nn.Module) -> bool:
-    if type(layer) is not nn.Conv2d or layer.padding_mode != "zeros":
+    if type(layer) is not nn.Conv2d or layer.padding_mode != "zeros" or not _owns(layer):
         return False
     return 1 < layer.groups == layer.in_channels == layer.out_channels
 

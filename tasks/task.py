@@ -91,9 +91,11 @@ def initial(task: Task, seed: int) -> tuple[Tree, Tree]:
 
 
 def prunable(module: nn.Module) -> frozenset[str]:
-    """Names of the weights of linear and convolution layers: never biases, norms or buffers."""
+    """Names of the weights of linear and convolution layers: never biases, norms or buffers, nor a weight that is made
+    of other parameters (weight norm, spectral norm)."""
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear | _ConvNd)}
-    return frozenset(f"{name}.weight" if name else "weight" for name in layers)
+    own = (name for name, layer in layers.items() if layer._parameters.get("weight") is not None)
+    return frozenset(f"{name}.weight" if name else "weight" for name in own)
 
 
 def layers(module: nn.Module) -> tuple[str, ...]:

@@ -59,6 +59,14 @@ def test_prunable_is_linear_and_convolution_weights():
     assert prunable(nn.Linear(2, 2)) == {"weight"}
 
 
+@pytest.mark.parametrize(
+    "made", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm]
+)
+def test_a_weight_that_is_made_of_others_is_not_prunable(made):
+    module = nn.Sequential(made(nn.Conv2d(1, 2, 3)), nn.Flatten(), nn.Linear(2, 2))
+    assert prunable(module) == {"2.weight"} <= dict(module.named_parameters()).keys()
+
+
 def test_an_unknown_model_names_the_nearest():
     with pytest.raises(ConfigError, match="did you mean 'resnet18'"):
         Task("resnet81", (3, 32, 32), 10).build()
