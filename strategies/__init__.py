@@ -158,8 +158,14 @@ def _require_width(strategy: MaskedMean, member: Member) -> None:
 
 
 def build_strategy(run: Run, raw: Raw, model: ServerModel) -> MaskedMean:
-    """The strategy named in the run, with its settings. Raises ``ConfigError`` listing the valid names."""
+    """The strategy named in the run, with its settings. Raises ``ConfigError`` listing the valid names, or for a model
+    that has nothing to prune."""
     scheme = find(run.strategy)
+    if scheme.strategy is not MaskedMean and not model.prunable:
+        raise ConfigError(
+            f"strategy={run.strategy} prunes the weights of linear layers and convolutions, and this model has none of "
+            "its own: set strategy=fedavg"
+        )
     made = scheme.strategy(run, model, scheme_settings(run.strategy, raw))
     require_summable(run, raw)
     made.aggregator = build_aggregator(run, raw)

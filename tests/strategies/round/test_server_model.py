@@ -12,7 +12,7 @@ from prunella.core.trees import Mask, Tree, apply_mask
 from prunella.pruning.scores import magnitude
 from prunella.pruning.selection import below, density, keep_by_score
 from prunella.pruning.shrink import shrink
-from prunella.strategies import build_strategy
+from prunella.strategies import STRATEGIES, build_strategy
 from prunella.strategies.round.server_model import ServerModel
 from prunella.tasks.data import load_test
 from prunella.tasks.task import Task, initial, prunable
@@ -122,6 +122,24 @@ def test_a_model_whose_filters_cannot_go_is_refused_before_the_run(module: nn.Mo
     with pytest.raises(ConfigError, match=f"{told}.*choose granularity=weight"):
         build_strategy(run, raw, model(module, tuple(params)))
     build_strategy(run, {}, model(module, tuple(params)))
+
+
+class Bare(nn.Module):
+    """A weight of no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1) @ self.weight  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("scheme", sorted(set(STRATEGIES) - {"fedavg"}))
+def test_a_model_without_anything_to_prune_is_refused_before_the_run(scheme: str) -> None:
+    with pytest.raises(ConfigError, match=f"strategy={scheme} prunes .* this model has none .* set strategy=fedavg"):
+        build_strategy(Run(strategy=scheme), {}, model(Bare(), ("weight",)))
+    build_strategy(Run(strategy="fedavg"), {}, model(Bare(), ("weight",)))
 
 
 def test_arrays_of_other_names_than_the_layers_are_refused() -> None:
