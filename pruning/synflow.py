@@ -6,35 +6,44 @@ some weight. ``steps`` times the scores are taken anew and the density falls to 
 
 R as printed has weights only: on a copy of the network biases are zero, activations and normalisation are the identity
 and dropout is off (where absolute weights meet ones nothing is negative, so a ReLU is the identity anyway). An
-activation that a model calls as a function stays as it is. Scores are float64; a network whose R is not finite raises
-``PrunellaError``.
+activation or norm that a model calls as a function stays as it is. Scores are float64. A network whose R is not finite
+raises ``PrunellaError``, and so does one with a layer of which R is no sum over paths, since such a layer would go
+whole or by chance: nothing flows through it (queries and keys of attention, whose softmax of equal tokens answers to no
+weight; a layer that evaluation does not use), or a score is negative.
 """
 
 import copy
 from collections.abc import Callable, Set
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from prunella.core.errors import PrunellaError
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask
 
 Shape = tuple[int, int, int]
 Select = Callable[[Tree, float, Mask], Mask]  # scores, the rate and the mask so far to a mask inside of it
+_FIX = "choose another strategy"
 _IDENTITY = (
-    nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.ReLU, nn.ReLU6, nn.Softplus, nn.Hardtanh,
-    nn.Dropout, nn.Dropout2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm,
+    nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.SELU, nn.CELU, nn.LeakyReLU, nn.PReLU, nn.ReLU, nn.ReLU6,
+    nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, _DropoutNd, _NormBase, nn.GroupNorm,
+    nn.LayerNorm, nn.RMSNorm,
 )  # fmt: skip
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 def linear_copy(module: nn.Module) -> nn.Module:
     """The network of R: weights, pooling and shape changes only."""
     linear = copy.deepcopy(module).double().eval()
-    for name, layer in list(linear.named_modules()):
-        if isinstance(layer, _IDENTITY) and name:
-            parent, _, last = name.rpartition(".")
-            setattr(linear.get_submodule(parent), last, nn.Identity())
+    for layer in linear.modules():
+        if isinstance(layer, _IDENTITY):
+            layer.forward = _same  # the layer stays: others may read its settings
     return linear
 
 
@@ -46,9 +55,16 @@ def flow(linear: nn.Module, params: Tree, shape: Shape, prunable: Set[str]) -> T
     wanted = [name for name in known if name in prunable]
     total = functional_call(linear, known, (torch.ones(1, *shape, dtype=torch.float64),)).sum()
     if not bool(torch.isfinite(total)):
-        raise PrunellaError("synflow: the flow through this network is not finite in float64")
+        raise PrunellaError(f"synflow: the flow through this network is not finite in float64: {_FIX}")
     slopes = torch.autograd.grad(total, [known[name] for name in wanted], materialize_grads=True)
     return {name: (slope * known[name]).detach() for name, slope in zip(wanted, slopes, strict=True)}
+
+
+def require_flow(scores: Tree) -> None:
+    """Refuse a dense network with a layer that no path runs through, or whose scores are no sums over paths."""
+    for name, score in scores.items():
+        if not bool(score.max() > 0) or bool(score.min() < 0):
+            raise PrunellaError(f"synflow cannot score {name}, which its flow does not pass as a weight: {_FIX}")
 
 
 def synflow_mask(
@@ -60,6 +76,8 @@ def synflow_mask(
     mask = full_mask(params)
     for step in range(1, steps + 1):
         scores = flow(linear, apply_mask(params, mask), shape, prunable)
+        if step == 1:  # later a high rate may cut every path
+            require_flow(scores)
         target = rate if step == steps else 1 - (1 - rate) ** (step / steps)
         mask = {**mask, **select(scores, target, {name: mask[name] for name in scores})}
     return mask

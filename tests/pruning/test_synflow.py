@@ -75,3 +75,55 @@ def test_a_flow_that_overflows_is_an_error() -> None:
     net, params, names, shape = network("conv-1")
     with pytest.raises(PrunellaError, match="not finite"):
         flow(linear_copy(net), {n: t.double() * 1e200 for n, t in params.items()}, shape, names)
+
+
+@pytest.mark.parametrize("norm", [nn.InstanceNorm2d(4), nn.BatchNorm2d(4), nn.GroupNorm(2, 4)])
+@pytest.mark.parametrize("activation", [nn.Hardswish(), nn.PReLU(), nn.Identity()])
+def test_norms_and_activations_are_the_identity(norm: nn.Module, activation: nn.Module) -> None:
+    def scores(*between: nn.Module) -> list[Tree]:
+        torch.manual_seed(0)
+        layers = nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 3)
+        net = nn.Sequential(layers[0], *between, *layers[1:])
+        found = flow(linear_copy(net), dict(net.named_parameters()), (1, 8, 8), prunable(net))
+        return list(found.values())
+
+    assert all(torch.equal(a, b) for a, b in zip(scores(norm, activation), scores(), strict=True))
+
+
+class Normed(nn.Module):
+    """A norm that is called as a function, which stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 32), nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.last(nn.functional.layer_norm(self.first(x.flatten(1)), (32,)).relu())
+        return logits
+
+
+class Encoder(nn.Module):
+    """PyTorch's own transformer layer, whose norms' settings it reads itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True), nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.last(self.layer(x[:, 0]).mean(1))
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("net", "named"),
+    [
+        (MODELS["vit"]((1, 8, 8), 10), "blocks.0.attention.1.query.weight"),
+        (Normed(), "first.weight"),
+        (Encoder(), "layer.self_attn.out_proj.weight"),
+    ],
+)
+def test_a_layer_that_the_flow_does_not_pass_is_refused(net: nn.Module, named: str) -> None:
+    """It would go whole, before any other: all scores of a transformer's queries are zero."""
+    params = {n: p.detach() for n, p in net.named_parameters()}
+    with pytest.raises(PrunellaError, match=f"cannot score {named}.*choose another strategy"):
+        synflow_mask(net, params, (1, 8, 8), prunable(net), 0.3, (5, best))
