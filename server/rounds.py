@@ -45,6 +45,7 @@ from prunella.server.store.write import RunStore
 from prunella.strategies.round.replies import Contribution
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
+from prunella.strategies.shortfall import shortfall
 from prunella.tasks.data import Examples
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Evaluation
@@ -339,7 +340,9 @@ def federate(federation: Federation, grid: Grid) -> None:
             break
         arrays, done = one_round(federation, grid, round, arrays), round
     evaluate_last(federation, done, arrays, grid)
-    federation.store.write_run(note="; ".join(filter(None, (reason, roster.refused()))) or None)
+    if short := shortfall(federation.strategy, done):
+        log(WARNING, "%s", short)
+    federation.store.write_run(note="; ".join(filter(None, (reason, roster.refused(), short))) or None)
     ask_membership(federation.auditor, grid, done, federation.store.audits())
     drain(federation, grid, done)
     sent = sorted(federation.squared.union(filter(federation.strategy.importance_names, range(1, start + 1))))

@@ -1,0 +1,33 @@
+"""Why a run ended with more weights than its rate leaves, for the note of a run: a density alone names no reason.
+
+``magnitude`` and ``random`` grow their rate over ``ramp-rounds``, and of filters every group keeps a tenth, beside all
+that cannot go. SparsyFed's mask is what any client kept, and LotteryFL's clients prune when they are accurate enough.
+"""
+
+from prunella.pruning.filters import fewest_weights
+from prunella.strategies import find
+from prunella.strategies.round.strategy import MaskedMean
+
+NEAR, NEAR_FILTERS = 0.01, 0.1  # of the prunable weights: whole filters end within one of the rate
+
+
+def shortfall(strategy: MaskedMean, rounds: int) -> str | None:
+    """What to tell after so many rounds; None where the rate was reached, or nothing prunes."""
+    run, mask, names = strategy.run, strategy.mask, strategy.model.prunable
+    scheme = find(run.strategy)
+    if mask is None or scheme.strategy is MaskedMean:
+        return None
+    filters = getattr(strategy.settings, "granularity", "weight") == "filter"
+    left, asked = strategy.downlink.density(mask), 1 - run.rate
+    if left - asked <= (NEAR_FILTERS if filters else NEAR):
+        return None
+    told = f"rate={run.rate:g} leaves {asked:.3f} of the prunable weights, and {left:.3f} are left"
+    ramp = getattr(strategy.settings, "ramp_rounds", 0)
+    if ramp > rounds:
+        section = scheme.section or run.strategy
+        return f"{told}: its ramp is longer than the run, so take {section}.ramp-rounds={rounds} or more rounds"
+    if filters:
+        least = fewest_weights(mask, strategy.model.groups, names) / sum(mask[name].numel() for name in names)
+        if least > asked:
+            return f"{told}: the filters of this model that can go hold no more, so take granularity=weight"
+    return f"{told}: see docs/schemes.md for when {run.strategy} prunes"
