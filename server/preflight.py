@@ -12,7 +12,7 @@ from prunella.privacy.chain import check_model, working_chain
 from prunella.privacy.defense import DataDefense
 from prunella.server.audit.address import check_cluster
 from prunella.server.audit.queue import judging, ready_settings
-from prunella.strategies import build_strategy, uses_public
+from prunella.strategies import build_strategy
 from prunella.strategies.round.robust import build_aggregator
 from prunella.strategies.round.server_model import ServerModel
 from prunella.tasks.data import has_test, make_task, require_folder
@@ -65,5 +65,4 @@ def check_model_of(task: Task, run: Run, raw: Raw) -> None:
     for link in chain.links:
         if not isinstance(link.defense, DataDefense):  # which are fitted on a client's images
             link.defense.init(params)
-    if not uses_public(run.strategy):
-        build_strategy(run, raw, ServerModel(module, task.shape, tuple(params), prunable(module), None, task))
+    build_strategy(run, raw, ServerModel(module, task.shape, tuple(params), prunable(module), None, task))

@@ -45,6 +45,8 @@ def check(here: bool = True, **changed: object) -> None:
         ({"audit_cluster": "ray://gpu.example:10001"}, "RAY_USE_TLS=1"),
         ({"robust": "mean"}, "did you mean 'median'"),
         ({"robust": "median", "min_clients": 2}, "min-clients=3"),
+        ({"strategy": "snip", "snip__granularity": "filter", "model": "vit"}, "choose granularity=weight"),
+        ({"strategy": "grasp", "aggregation": "secure-sum", "values": "int8"}, "set values=float32"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_fix(changed: dict[str, object], words: str) -> None:
