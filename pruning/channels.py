@@ -8,7 +8,8 @@ the groups are read off the graph of ``torch.fx`` in evaluation mode, and not fo
 
 What a group may pass: activations, batch norm, pooling, flattening, dropout, the mean over an image, sums of equal
 shapes. Channels that reach anything else (the output, a concatenation, a grouped convolution, a product, a module that
-is used twice) are in no group and stay. A depthwise convolution has one filter a channel.
+is used twice), or are overwritten before all have read them, are in no group and stay. A depthwise convolution has one
+filter a channel.
 
 ``Group.constants`` says what a reader gets of a channel whose value depends on no input: [U] float64, NaN where it does
 depend. A network whose graph cannot be followed raises ``PrunellaError``.
@@ -125,10 +126,14 @@ def traced(module: nn.Module, shape: tuple[int, ...]) -> fx.GraphModule:
 
 
 def _used(graph: fx.GraphModule) -> Counter[str]:
-    """How often each module is called, or its tensors are taken out of it."""
+    """How often each module is called, or its tensors are taken out of it, or are another's, too."""
     nodes = graph.graph.nodes
     called = [str(node.target) for node in nodes if node.op == "call_module"]
-    return Counter(called + 2 * [str(node.target).rpartition(".")[0] for node in nodes if node.op == "get_attr"])
+    taken = [str(node.target) for node in nodes if node.op == "get_attr"]
+    owned = [(name, id(tensor)) for name, tensor in graph.named_parameters(remove_duplicate=False)]
+    times = Counter(place for _, place in owned)
+    taken += [name for name, place in owned if times[place] > 1]
+    return Counter(called + 2 * [name.rpartition(".")[0] for name in taken])
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
@@ -154,7 +159,7 @@ class _Groups:
         if layer is not None and self.used[str(node.target)] == 1 and self._parametrised(node, layer):
             return
         made = _sum(node) or _pass(node, layer)
-        if made is None or not self._joined(node):
+        if made is None or self._overwrites(node, layer) or not self._joined(node):
             self._pin(node)
             return
         group = self.of[node.all_input_nodes[0].name]
@@ -169,6 +174,13 @@ class _Groups:
         self.pinned += [self.of[each.name] for each in node.all_input_nodes]
         self.of[node.name] = Group(0)
         self.pinned.append(self.of[node.name])
+
+    def _overwrites(self, node: fx.Node, layer: nn.Module | None) -> bool:
+        """Whether it works in place on what others read later: they find other values than the graph says."""
+        name = str(getattr(node.target, "__name__", node.target))
+        given = (getattr(layer, "inplace", False), node.kwargs.get("inplace"), *node.args)
+        in_place = node.target is operator.iadd or name.endswith("_") or any(each is True for each in given)
+        return in_place and any(user.name not in self.of for user in node.all_input_nodes[0].users if user is not node)
 
     def _joined(self, node: fx.Node) -> bool:
         """Make one group of those that are added up. False where their channels do not correspond."""
@@ -293,12 +305,12 @@ def _pass(node: fx.Node, layer: nn.Module | None) -> Constants | None:
         plain_mean = isinstance(layer, nn.AvgPool2d) and layer.divisor_override is None and not padded
         flat = isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1)
         return _same if isinstance(layer, _CONSTANT_KEEPING) or plain_mean or flat else None
-    rest = (*node.args[1:], *node.kwargs.values())
     name = str(getattr(node.target, "__name__", node.target))
     if len(node.all_input_nodes) != 1 or node.op not in ("call_function", "call_method"):
         return None
     if name == "flatten":
-        return _same if rest in ((1,), (1, -1)) else None
+        ends = dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)) | node.kwargs
+        return _same if (ends.get("start_dim", 0), ends.get("end_dim", -1)) == (1, -1) else None
     if name == "mean":
         over: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
         whole = len(_shape(node.all_input_nodes[0])) == 4 and over is not None

@@ -96,7 +96,7 @@ def _speaker(tree: Tree, layers: list[str], spoken: Tensor, constants: Tensor) -
     if least[first] == 0:  # some reader hears nothing from any that all readers hear
         return speaking
     for value, layer in zip(spoken, layers, strict=True):
-        read = columns(tree[f"{layer}.weight"], len(speaking)).double()
+        read = columns(tree[f"{layer}.weight"], len(speaking)).to(torch.float64, copy=True)
         said = torch.einsum("ous,u->os", read, value / constants[layers.index(layer), first])
         read[:, first] = said
         _put(tree, layer, read)

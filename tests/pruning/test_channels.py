@@ -94,11 +94,46 @@ class Wired(nn.Module):
         (lambda net, a, b: a + 1 + b, 4, [{"first"}]),
         (lambda net, a, b: a.flip(1) + b, 4, [{"first"}]),
         (lambda net, a, b: a.softmax(1), 4, [{"first"}]),
+        (lambda net, a, b: nn.functional.relu(a, inplace=True) + b, 4, [{"first"}, {"a", "b"}]),
+        (lambda net, a, b: nn.functional.relu(a, inplace=True) + b + a, 4, [{"first"}]),  # a is another by then
+        (lambda net, a, b: a.relu_() + b + a, 4, [{"first"}]),
+        (lambda net, a, b: a.add_(b) + a, 4, [{"first"}]),
     ],
 )
 def test_what_is_not_followed_keeps_its_channels(how: Any, inputs: int, free: list[set[str]]) -> None:
     found = [writers for writers, _, _ in groups(Wired(how, inputs), (1, 4, 4))]
     assert found == free
+
+
+def test_channels_that_are_flattened_into_the_batch_stay() -> None:
+    class Flat(nn.Module):
+        def __init__(self, **ends: int) -> None:
+            super().__init__()
+            self.ends, self.first = ends, nn.Conv2d(1, 4, 1)
+            self.last = nn.Linear(4 if "end_dim" in ends else 16, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x).flatten(**self.ends)
+            return self.last(x.flatten(1))
+
+    assert groups(Flat(start_dim=1), (1, 2, 2)) == [({"first"}, set(), {"last"})]
+    assert groups(Flat(end_dim=1), (1, 2, 2)) == []
+
+
+def test_a_layer_whose_weight_is_also_anothers_keeps_its_channels() -> None:
+    net = nn.Sequential(nn.Flatten(), *(nn.Linear(4, 4) for _ in range(4)))
+    net[3].weight = net[2].weight
+    assert groups(net, (1, 2, 2)) == []
+    net[3].weight = nn.Parameter(net[2].weight.detach().clone())
+    assert [writers for writers, _, _ in groups(net, (1, 2, 2))] == [{"1"}, {"2"}, {"3"}]
+
+
+def test_a_weight_that_is_made_of_others_keeps_its_channels() -> None:
+    made = nn.utils.spectral_norm(nn.Conv2d(4, 4, 1))
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 1), nn.Conv2d(4, 4, 1), made, nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(16, 2)
+    )
+    assert [writers for writers, _, _ in groups(net, (1, 2, 2))] == [{"0"}, {"3"}]
 
 
 def test_the_inputs_channels_and_the_classes_stay() -> None:

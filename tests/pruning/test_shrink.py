@@ -1,5 +1,7 @@
 """The smaller network computes what the dense masked one does, and loses every unit it can lose."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -209,3 +211,38 @@ def test_a_network_whose_graph_depends_on_its_input_is_refused() -> None:
 
     with pytest.raises(PrunellaError, match="cannot be followed"):
         shrink(Odd(), {n: p.detach() for n, p in Odd().named_parameters()}, (2,))
+
+
+class Overwritten(nn.Module):
+    """An activation in place on what a sum takes besides, as in Xception's blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.activation, self.last = nn.ReLU(inplace=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        logits: Tensor = self.last((self.second(self.activation(x)) + x).mean((2, 3)))
+        return logits
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_works_in_place_is_followed_or_left_and_nothing_given_is_changed(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    net = Overwritten().to(dtype)
+    tree = {name: p.detach().clone() for name, p in net.named_parameters()}
+    for name in ("first", "second"):
+        tree[f"{name}.weight"][:2] = 0.0
+        tree[f"{name}.bias"][:2] = -1.0  # which the activation makes zero
+    deep = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.Flatten(), nn.Linear(144, 2))
+    wide = {name: p.detach().to(dtype) for name, p in deep.to(dtype).named_parameters()}
+    wide["0.weight"][:2], wide["0.bias"][:2] = 0.0, 1.0  # one of the two says what both say
+    x = torch.rand(3, 1, 8, 8, dtype=dtype, generator=stream(2, purpose="images"))
+    for module, given in ((net, tree), (deep, wide)):
+        before = {name: tensor.clone() for name, tensor in given.items()}
+        small = shrink(module, given, (1, 8, 8))
+        assert all(torch.equal(given[name], before[name]) for name in given)
+        with torch.no_grad():
+            found = fitted(copy.deepcopy(module), small)(x)
+            assert torch.allclose(found, fitted(module, before)(x), atol=1e-5, rtol=1e-5)
