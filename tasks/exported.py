@@ -48,7 +48,8 @@ def fitted(module: nn.Module, tree: Tree) -> nn.Module:
             layer.groups = layer.in_channels = layer.out_channels = len(layer.weight)  # one filter a channel
             continue
         for size, attribute in zip(_shape(layer), _SIZES.get(type(layer), ()), strict=False):
-            setattr(layer, attribute, size)
+            grouped = layer.groups if isinstance(layer, nn.Conv2d) and attribute == "in_channels" else 1
+            setattr(layer, attribute, size * grouped)
     return module
 
 

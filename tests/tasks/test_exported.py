@@ -1,5 +1,6 @@
 """What is written can be run without this package, and loaded with it."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from prunella.core.errors import ConfigError
-from prunella.tasks.exported import fitted, load_exported, write_exported
+from prunella.tasks.exported import fitted, layers, load_exported, write_exported
 from prunella.tasks.task import Task, initial
 
 TASK = Task("lenet", (1, 28, 28), 10)
@@ -67,3 +68,10 @@ def test_a_folder_without_a_model_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text('{"format": 0}')
     with pytest.raises(ConfigError, match="another release"):
         load_exported(tmp_path)
+
+
+def test_a_grouped_convolution_keeps_its_own_sizes() -> None:
+    """Sixteen channels in four groups to four, whose weight [4, 4, 3, 3] looks like a depthwise convolution's."""
+    net = nn.Sequential(nn.Conv2d(16, 4, 3, groups=4), nn.Conv2d(4, 4, 3, groups=4))
+    again = fitted(copy.deepcopy(net), {name: p.detach() for name, p in net.named_parameters()})
+    assert layers(again) == layers(net) and repr(again) == repr(net)
