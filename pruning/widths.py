@@ -16,12 +16,11 @@ statistics: a client with a width takes part in models without buffers only (``r
 {'0.weight': [[1, 1], [1, 1], [0, 0]], '0.bias': [1, 1, 0], '2.weight': [[1, 1, 0], [1, 1, 0]], '2.bias': [1, 1]}
 """
 
-import math
-
 import torch
 from torch import nn
 
 from prunella.core.errors import ConfigError
+from prunella.core.ranking import part_of
 from prunella.core.trees import Mask, Tree
 from prunella.pruning.channels import channel_groups, columns
 
@@ -40,7 +39,7 @@ def sub_mask(module: nn.Module, shape: tuple[int, ...], width: float) -> Mask:
     if width >= 1:
         return mask
     for group in channel_groups(module, shape):
-        outside = torch.arange(group.units) >= math.ceil(width * group.units)
+        outside = torch.arange(group.units) >= part_of(width, group.units, up=True)
         owners = {*group.writers, *group.carriers}
         for name in (name for name in mask if name.rpartition(".")[0] in owners):
             mask[name][outside] = False

@@ -53,6 +53,13 @@ def test_a_smaller_width_lies_inside_a_larger_one_and_width_1_is_all(model: str)
     assert bool(half[last].any(1).all()), "every class keeps its output"
 
 
+def test_a_width_is_no_more_than_it_says() -> None:
+    """0.55 times 100 is 55.00000000000001 in binary."""
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 100), torch.nn.Linear(100, 2))
+    assert int(sub_mask(net, (1, 2, 2), 0.55)["1.bias"].sum()) == 55
+    assert int(sub_mask(net, (1, 2, 2), 0.551)["1.bias"].sum()) == 56
+
+
 def test_channels_that_are_added_up_are_the_same_ones() -> None:
     task = Task("resnet10", (1, 28, 28), 10)
     mask = sub_mask(task.build(), task.shape, 0.5)
