@@ -45,7 +45,7 @@ from prunella.server.store.write import RunStore
 from prunella.strategies.round.replies import Contribution
 from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
-from prunella.strategies.shortfall import shortfall
+from prunella.strategies.shortfall import shortfall, standing
 from prunella.tasks.data import Examples
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Evaluation
@@ -340,9 +340,10 @@ def federate(federation: Federation, grid: Grid) -> None:
             break
         arrays, done = one_round(federation, grid, round, arrays), round
     evaluate_last(federation, done, arrays, grid)
-    if short := shortfall(federation.strategy, done):
-        log(WARNING, "%s", short)
-    federation.store.write_run(note="; ".join(filter(None, (reason, roster.refused(), short))) or None)
+    found = (shortfall(federation.strategy, done), standing(federation.strategy))
+    for said in filter(None, found):
+        log(WARNING, "%s", said)
+    federation.store.write_run(note="; ".join(filter(None, (reason, roster.refused(), *found))) or None)
     ask_membership(federation.auditor, grid, done, federation.store.audits())
     drain(federation, grid, done)
     sent = sorted(federation.squared.union(filter(federation.strategy.importance_names, range(1, start + 1))))

@@ -1,4 +1,4 @@
-"""Why a run ended with more weights than its rate leaves, for the note of a run: a density alone names no reason.
+"""What a run did not do that its settings say, for its note: a rate that was not reached, weights that never moved.
 
 ``magnitude`` and ``random`` grow their rate over ``ramp-rounds``, and of filters every group keeps a tenth, beside all
 that cannot go. SparsyFed's mask is what any client kept, and LotteryFL's clients prune when they are accurate enough.
@@ -9,6 +9,7 @@ from prunella.strategies import find
 from prunella.strategies.round.strategy import MaskedMean
 
 NEAR, NEAR_FILTERS = 0.01, 0.1  # of the prunable weights: whole filters end within one of the rate
+STILL = 0.1  # of the weights that clients sent
 
 
 def shortfall(strategy: MaskedMean, rounds: int) -> str | None:
@@ -31,3 +32,15 @@ def shortfall(strategy: MaskedMean, rounds: int) -> str | None:
         if least > asked:
             return f"{told}: the filters of this model that can go hold no more, so take granularity=weight"
     return f"{told}: see docs/schemes.md for when {run.strategy} prunes"
+
+
+def standing(strategy: MaskedMean) -> str | None:
+    """What to tell of a robust rule that left many weights as they were in the last round; None where it did not."""
+    run, still = strategy.run, strategy.stats.still
+    if still <= STILL:
+        return None
+    return (
+        f"robust={run.robust} left {still:.0%} of the weights that clients trained in the last round as they were: it "
+        f"moves a weight that {strategy.aggregator.quorum} clients hold. Let more clients take part, all of them with "
+        f"width=1 and defenses that withhold less, or tolerate fewer with {run.robust}.liars"
+    )

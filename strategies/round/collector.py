@@ -13,7 +13,7 @@ from prunella.strategies.round.downlink import Downlink
 from prunella.strategies.round.locations import coded_set
 from prunella.strategies.round.masked_mean import Aggregation
 from prunella.strategies.round.replies import Contribution, Expected, ReplyError, read_reply
-from prunella.strategies.round.robust import Aggregator
+from prunella.strategies.round.robust import Aggregator, Ordered
 from prunella.strategies.round.stats import RoundStats
 from prunella.wire.encode import fingerprint
 from prunella.wire.sparse import SparseTree
@@ -114,4 +114,5 @@ class Collector:
             )
         rule: Aggregation = "as_printed" if self._run.aggregation == "as_printed" else "holders"
         params = self._params.result(whole.params, rule)
+        self._stats.still = self._params.still if isinstance(self._params, Ordered) else 0.0
         return params, self._buffers.result(whole.buffers, "holders")

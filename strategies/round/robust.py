@@ -109,12 +109,18 @@ def quorum(liars: int) -> int:
 
 class Ordered:
     """Every update of a round, and per coordinate the mean of those in the middle. A coordinate moves only where at
-    least ``quorum(liars)`` clients participate."""
+    least ``quorum(liars)`` clients participate; ``still`` is the share of those offered that had fewer."""
 
     def __init__(self, like: Tree, cut: Callable[[Tensor], Tensor], liars: int) -> None:
         self._like, self._cut, self._quorum = like, cut, quorum(liars)
         self._updates: list[Tree] = []
         self._participation: list[Mask] = []
+        self._offered = self._short = 0
+
+    @property
+    def still(self) -> float:
+        """After ``result``."""
+        return self._short / max(1, self._offered)
 
     def add(self, update: Tree, participation: Mask, weight: float) -> None:
         """``weight`` is the client's own word and does not count."""
@@ -139,7 +145,10 @@ class Ordered:
         for at in (slice(i, i + CHUNK) for i in range(0, before.numel(), CHUNK)):
             values = torch.stack([update[at].double() for update in updates])
             mean, participants = middle(values, torch.stack([mask[at] for mask in masks]), self._cut)
-            merged.append(torch.where(participants >= self._quorum, before[at] + mean, before[at]))
+            enough = participants >= self._quorum
+            self._offered += int((participants > 0).sum())
+            self._short += int(((participants > 0) & ~enough).sum())
+            merged.append(torch.where(enough, before[at] + mean, before[at]))
         return torch.cat(merged).reshape(w.shape).to(w.dtype)
 
 

@@ -9,8 +9,9 @@ from flwr.app import Message
 class RoundStats:
     """Clients that were there, chosen and asked; bytes in each direction; failures by reason; seconds, of training by
     the ``timed`` clients that told theirs; what clients withheld, as the sum of the shares of those whose updates were
-    ``seen``, which those in a sum are not; their ledger lines; whether the round is ``void``: it did not count; and
-    whom the scheme asked before the first round, with the answer, if one came.
+    ``seen``, which those in a sum are not; their ledger lines; whether the round is ``void``: it did not count;
+    the share of the weights offered that a robust rule left ``still``; and whom the scheme asked before the first
+    round, with the answer, if one came.
 
     >>> stats = RoundStats()
     >>> stats.fail("timeout")
@@ -33,6 +34,7 @@ class RoundStats:
     withheld: float = 0.0
     seen: int = 0
     void: bool = False
+    still: float = 0.0
     ledgers: list[dict[str, float | int | str]] = field(default_factory=list)
     first: list[tuple[int, Message]] = field(default_factory=list)
 

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from prunella.deploy.console.summary import rows
-from tests.server.test_rounds import go, series
+from prunella.tasks.task import initial
+from tests.client.test_widths import went
+from tests.server.test_rounds import final, go, series
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,21 @@ def test_a_rate_that_was_not_reached_is_told_with_the_reason(
 )
 def test_a_rate_that_was_reached_needs_no_word(tmp_path: Path, settings: dict[str, object]) -> None:
     assert go(tmp_path, rounds=2, rate=0.5, defenses="none", **settings).store.run()["note"] is None
+
+
+def test_weights_that_a_robust_rule_never_moves_are_told(tmp_path: Path) -> None:
+    """Of three clients one has all channels: what it alone holds cannot be outvoted, and stays as it was drawn."""
+    run = {"robust": "median", "min_clients": 3, "strategy": "fedavg", "rounds": 2}
+    federation, _ = went(tmp_path / "narrow", {0: 0.25, 1: 0.5, 2: 1.0}, **run)
+    first, after = initial(federation.task, 0)[0], final(tmp_path / "narrow").tree
+    stayed = sum(int((after[name] == first[name]).sum()) for name in first)
+    total = sum(tensor.numel() for tensor in first.values())
+    assert stayed > 0.8 * total
+    note, share = federation.store.run()["note"], federation.strategy.stats.still
+    assert share == pytest.approx(stayed / total, abs=0.02)  # a dead pixel's weight has no gradient
+    assert f"robust=median left {share:.0%} of the weights" in note and "that 3 clients hold" in note
+    wide, _ = went(tmp_path / "wide", {}, **run)
+    assert wide.strategy.stats.still == 0 and wide.store.run()["note"] is None
 
 
 def narrow(shape: tuple[int, int, int], classes: int) -> nn.Module:
