@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from flwr.serverapp import Grid
 
-from prunella.core.config import Count
+from prunella.core.config import Count, Run
 from prunella.core.trees import Mask, Tree
 from prunella.pruning.selection import Granularity, Scope
-from prunella.pruning.synflow import synflow_mask
+from prunella.pruning.synflow import flow, linear_copy, require_flow, synflow_mask
 from prunella.strategies.round.roster import Member
+from prunella.strategies.round.server_model import ServerModel
 from prunella.strategies.round.strategy import MaskedMean
 
 
@@ -28,7 +29,12 @@ class SynFlowSettings:
 
 
 class SynFlow(MaskedMean):
-    """``settings`` is a ``SynFlowSettings``."""
+    """``settings`` is a ``SynFlowSettings``. A network that SynFlow cannot score is refused when this is made."""
+
+    def __init__(self, run: Run, model: ServerModel, settings: SynFlowSettings) -> None:
+        super().__init__(run, model, settings)
+        weights = {name: parameter.detach() for name, parameter in model.module.named_parameters()}
+        require_flow(flow(linear_copy(model.module), weights, model.shape, model.prunable & weights.keys()))
 
     def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
         model, settings = self.model, self.settings

@@ -126,15 +126,19 @@ def anchored(given: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def relatives(key: str, known: Iterable[str]) -> list[str]:
-    """The keys to suggest to a user who typed ``key``: those of its section, else those without a section, else all.
+    """The keys to suggest to a user who typed ``key``: those of its section or of one that begins with that word, else
+    those without a section, else all.
 
     >>> relatives("dgp.tip", ["rounds", "dgp.top", "ig.tv"]), relatives("round", ["rounds", "dgp.top"])
     (['dgp.top'], ['rounds'])
+    >>> relatives("random.scop", ["random.rate", "random-mask.scope", "snip.scope"])
+    ['random.rate', 'random-mask.scope']
     >>> relatives("tv", ["ig.tv"])
     ['ig.tv']
     """
     keys = list(known)
-    section = [each for each in keys if "." in key and each.startswith(key.split(".")[0] + ".")]
+    word = key.split(".")[0]
+    section = [each for each in keys if "." in key and "." in each and each.startswith((word + ".", word + "-"))]
     return section or [each for each in keys if ("." in each) == ("." in key)] or keys
 
 

@@ -5,7 +5,7 @@ from torch import nn
 from prunella.core.errors import PrunellaError
 from prunella.core.trees import Mask, Tree, full_mask
 from prunella.pruning.selection import below, density, keep_by_score, kept_count
-from prunella.pruning.synflow import flow, linear_copy, synflow_mask
+from prunella.pruning.synflow import flow, linear_copy, require_flow, synflow_mask
 from prunella.tasks.models import MODELS
 from prunella.tasks.task import prunable
 
@@ -126,4 +126,4 @@ def test_a_layer_that_the_flow_does_not_pass_is_refused(net: nn.Module, named: s
     """It would go whole, before any other: all scores of a transformer's queries are zero."""
     params = {n: p.detach() for n, p in net.named_parameters()}
     with pytest.raises(PrunellaError, match=f"cannot score {named}.*choose another strategy"):
-        synflow_mask(net, params, (1, 8, 8), prunable(net), 0.3, (5, best))
+        require_flow(flow(linear_copy(net), params, (1, 8, 8), prunable(net)))

@@ -46,6 +46,7 @@ def check(here: bool = True, **changed: object) -> None:
         ({"robust": "mean"}, "did you mean 'median'"),
         ({"robust": "median", "min_clients": 2}, "min-clients=3"),
         ({"strategy": "snip", "snip__granularity": "filter", "model": "vit"}, "choose granularity=weight"),
+        ({"strategy": "synflow", "model": "vit"}, "choose another strategy"),
         ({"strategy": "grasp", "aggregation": "secure-sum", "values": "int8"}, "set values=float32"),
     ],
 )
