@@ -5,6 +5,7 @@ failure; it may be asked again in the next round. Where fewer than the threshold
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from logging import WARNING
 from typing import TypeVar
@@ -81,7 +82,7 @@ class Exchange:
         self._grid, self._round, self._stats = grid, round, stats
         self.party, self.letters = None, {}
         self._members = {member.client: member for member in self._drawn(chosen)}
-        adverts = self._ask(KEYS, {client: ConfigRecord({}) for client in self._members}, self._advert)
+        adverts = self._apart(self._ask(KEYS, {client: ConfigRecord({}) for client in self._members}, self._advert))
         if not self._enough(len(adverts), FEWEST, "keys"):
             return []
         self.party = Party(
@@ -162,6 +163,22 @@ class Exchange:
         if [advert.client for advert in adverts] != [client]:
             raise WireError("malformed", "the keys are not this client's")
         return adverts[0]
+
+    def _apart(self, adverts: Mapping[int, Advert]) -> dict[int, Advert]:
+        """Without the clients that sent a key which another one sent, too: they are in league, or one is the other's
+        copy, and nobody else's round ends for it."""
+        often = Counter(key for advert in adverts.values() for key in advert.public)
+        found = {client: each for client, each in adverts.items() if all(often[key] == 1 for key in each.public)}
+        for client in sorted(adverts.keys() - found.keys()):
+            self._stats.fail("malformed")
+            log(
+                WARNING,
+                "round %d: client %d left out of %s: another client sent a key of it",
+                self._round,
+                client,
+                KEYS,
+            )
+        return found
 
     def _letters(self, client: int, record: ConfigRecord) -> dict[int, bytes]:
         letters = read_mapping(record)

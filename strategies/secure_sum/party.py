@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from prunella.core.errors import WireError
-from prunella.strategies.secure_sum.primitives import KEY
+from prunella.strategies.secure_sum.primitives import KEY, require_key
 
 FEWEST, MOST = 2, 200  # every pair of clients agrees on a mask: the work of a client grows with their number
 MAX_SIGNATURE = 200  # bytes; of an EC P-384 key at most 104
@@ -31,6 +31,8 @@ def threshold(count: int) -> int:
 class Advert:
     """A client's keys of one round: for letters, for masks, for its vote; ``mark`` is of its own mask's secret.
 
+    Raises ``WireError`` for keys that are none: whoever went on with them would fail for them, and not their owner.
+
     ``signature`` is by the key that its owner registered, over ``signed``; empty where it has none.
     """
 
@@ -42,9 +44,17 @@ class Advert:
     signature: bytes = b""
 
     def __post_init__(self) -> None:
-        keys = (self.letters, self.masks, self.voice, self.mark)
-        if any(len(key) != KEY for key in keys) or len(self.signature) > MAX_SIGNATURE:
+        if any(len(key) != KEY for key in (*self.public, self.mark)) or len(self.signature) > MAX_SIGNATURE:
             raise WireError("malformed", "a client's keys are not keys")
+        if len(set(self.public)) < len(self.public):
+            raise WireError("malformed", "a client's keys for different purposes are one")
+        for key in (self.letters, self.masks):
+            require_key(key)
+
+    @property
+    def public(self) -> tuple[bytes, ...]:
+        """The keys that no two clients of a sum share."""
+        return self.letters, self.masks, self.voice
 
     def signed(self, about: str) -> bytes:
         """What the owner's key signs: the keys, whose they are, and the run and round that they are for."""
@@ -63,7 +73,7 @@ class Party:
         clients = [advert.client for advert in self.adverts]
         if not FEWEST <= len(clients) <= MOST:
             raise WireError("malformed", f"a masked sum has {FEWEST} to {MOST} clients, not {len(clients)}")
-        keys = {key for advert in self.adverts for key in (advert.letters, advert.masks, advert.voice)}
+        keys = {key for advert in self.adverts for key in advert.public}
         if clients != sorted(set(clients)) or len(keys) != 3 * len(clients):
             raise WireError("malformed", "two clients of a masked sum have one number or one key")
 

@@ -32,6 +32,7 @@ KEY = 32  # bytes of every key and secret
 BLOCK = 16  # bytes that PyCryptodome shares at a time
 NONCE = 12
 SHARE = 2 + KEY  # a number and a share of either block
+PROBE = bytes(range(KEY))  # a private key that is no secret: whether a public one is one does not depend on it
 
 
 def public_of(private: bytes) -> bytes:
@@ -51,6 +52,11 @@ def agree(private: bytes, public: bytes, context: bytes) -> bytes:
     except ValueError:  # of another length, or one of the points that make every agreement zero
         raise WireError("malformed", "a key of another client is none") from None
     return HKDF(hashes.SHA256(), KEY, salt=None, info=b"prunella secure sum v1|" + context).derive(shared)
+
+
+def require_key(public: bytes) -> None:
+    """Raises ``WireError`` for a public key of 32 bytes with which nobody can agree on anything."""
+    agree(PROBE, public, b"probe")
 
 
 def stretched(secret: bytes, context: bytes) -> bytes:

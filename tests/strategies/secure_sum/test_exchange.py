@@ -189,6 +189,30 @@ def test_shares_that_are_wrong_spoil_the_round_and_no_more(tmp_path: Path) -> No
     assert federation.strategy.stats.replies == 0 and federation.counters["client_failures_total|malformed"] >= 1
 
 
+@pytest.mark.parametrize(
+    ("liars", "letters", "voice"),
+    [((1,), None, None), ((1,), bytes(32), None), ((1, 2), None, b"v" * 32)],
+    ids=["two purposes", "no key", "two clients"],
+)
+def test_keys_that_are_none_cost_their_owners_the_round_and_nobody_else(
+    tmp_path: Path, liars: tuple[int, ...], letters: bytes | None, voice: bytes | None
+) -> None:
+    """One key for two purposes, one with which every agreement is the same, and one that two clients send."""
+
+    def spoil(reply: Message) -> None:
+        if reply.metadata.message_type == "train.keys" and reply.metadata.src_node_id - 100 in liars:
+            record = reply.content.config_records["sum"]
+            if voice is None:
+                record["letters"] = list(record["masks"]) if letters is None else [letters]  # type: ignore[arg-type]
+            else:
+                record["voice"] = [voice]
+
+    federation, _ = go(tmp_path, tamper=spoil, clients=5, rounds=2)
+    assert federation.strategy.stats.replies == 5 - len(liars) and federation.counters["rounds_void_total"] == 0
+    assert federation.counters["client_failures_total|malformed"] == 2 * len(liars)
+    assert "client_failures_total|client-error" not in federation.counters
+
+
 def test_masked_words_of_two_rounds_have_nothing_in_common(tmp_path: Path) -> None:
     replies: list[Message] = []
     go(tmp_path, rounds=2, tamper=replies.append)

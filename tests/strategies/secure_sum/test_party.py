@@ -34,8 +34,15 @@ def test_a_digest_names_clients_keys_run_and_round() -> None:
     assert len(digests) == 3 and Honest(3).party.digest not in digests
 
 
-def test_keys_of_another_length_are_none() -> None:
+def test_keys_of_another_length_or_for_two_purposes_are_none() -> None:
     advert = Honest(2).party.adverts[0]
-    for change in ({"masks": b""}, {"signature": bytes(1000)}):
+    for change in ({"masks": b""}, {"signature": bytes(1000)}, {"masks": advert.letters}, {"voice": advert.masks}):
         with pytest.raises(WireError):
             replace(advert, **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["letters", "masks"])
+@pytest.mark.parametrize("public", [bytes(32), b"\x01" + bytes(31)])
+def test_a_key_with_which_nobody_can_agree_is_refused_where_it_is_advertised(name: str, public: bytes) -> None:
+    with pytest.raises(WireError):
+        replace(Honest(2).party.adverts[0], **{name: public})
