@@ -192,7 +192,9 @@ class Session:
     def __init__(self, context: Context) -> None:
         given = {k: v for k, v in context.run_config.items() if isinstance(v, str | int | float | bool)}
         own = context.node_config.get("importance", os.environ.get("PRUNELLA_IMPORTANCE"))
-        self.raw: Raw = own_map(settled(given), own)
+        #: the run's settings as all its clients are told them; ``raw`` has the map that is this client's own
+        self.told: Raw = settled(given)
+        self.raw: Raw = own_map(self.told, own)
         self.run: Run = parse_run(self.raw)
         self.node = read_node(context.node_config)
         require_summable(self.run, self.raw)

@@ -82,7 +82,7 @@ def summed(session: Session) -> bool:
 
 
 def _about(session: Session, round: int) -> str:
-    return about(session.run, session.raw, session.name, round)
+    return about(session.run, session.told, session.name, round)
 
 
 # the file ------------------------------------------------------------------------------------------------------------

@@ -176,6 +176,15 @@ def test_a_client_that_is_told_other_settings_is_in_no_sum(tmp_path: Path) -> No
     assert federation.strategy.stats.replies == 0
 
 
+def test_what_is_a_site_s_own_by_the_run_s_word_is_no_other_setting(tmp_path: Path) -> None:
+    """``site`` is the map of importance that each owner names: the files have names of their own, and the run one."""
+    where = tmp_path / "map.npy"
+    np.save(where, np.ones((8, 8), np.float32))
+    chain: dict[str, Any] = {"defenses": "channel-personalized", "channel_personalized__importance": "site"}
+    federation, _ = go(tmp_path, clients=3, node={"importance": str(where)}, **chain)
+    assert federation.strategy.stats.replies == 3 and federation.counters["rounds_void_total"] == 0
+
+
 def test_shares_that_are_wrong_spoil_the_round_and_no_more(tmp_path: Path) -> None:
     def spoil(reply: Message) -> Message:
         if reply.metadata.message_type == "train.reveal" and reply.metadata.src_node_id == 101:
