@@ -50,6 +50,7 @@ from prunella.server.store.schema import AUDIT_LINES, LOCAL_SETTINGS, METRIC_LIN
 FORMAT = "prunella-attestation/1"
 FILES = (RUN, METRIC_LINES, AUDIT_LINES, f"checkpoint/{LEDGERS}")
 MODELS = ("checkpoint", BEST)
+TRAINED = ("dataset", "model", "strategy", "defenses", "aggregation")  # settings
 PLACE = re.compile(r"[/\\]|\.[A-Za-z]\w*$")  # in the value of an algorithm's setting: of a file
 Section = dict[str, Any]
 LIMITS = (
@@ -162,7 +163,7 @@ def _time(text: Any) -> str:
 
 def _trained(found: Evidence) -> Section:
     run, settings, state = found.run, found.settings, found.state
-    rows = [(name, str(settings[name])) for name in ("dataset", "model", "strategy", "defenses") if name in settings]
+    rows = [(name, str(settings[name])) for name in TRAINED if name in settings]
     rows += [
         ("sites that took part", "unknown" if state.clients is None else str(state.clients)),
         ("rounds", f"{state.rounds} of {settings.get('rounds', 'unknown')}"),
@@ -225,12 +226,27 @@ def _delta(found: Evidence) -> float:
     return float(found.settings.get("privacy.delta", 1e-5))
 
 
+def _budget(found: Evidence) -> str:
+    """The budget and what is left of it, at the site that has least left: the run's, or its owner's where that is
+    smaller, which the site tells."""
+    run = float(found.settings.get("privacy.epsilon-budget") or 0.0)
+    told = [(float(line.get("epsilon_budget") or run), spent_by(line)) for line in found.ledgers.values()]
+    spent = [(limit, value) for limit, value in told if value is not None]
+    left = sorted((max(limit - value, 0.0), limit) for limit, value in spent if limit)
+    if not left:
+        return "none set"
+    rest, limit = left[0]
+    whose = ", at the site with least left" if limit != run else ""
+    without = len(spent) - len(left)
+    return f"{digits(limit)}, {digits(rest)}{whose}" + (f"; {plural(without, 'site')} set none" if without else "")
+
+
 def _privacy(found: Evidence) -> Section:
     settings, (spent, without) = found.settings, _spent(found)
     bits = _nats(found)
     if not spent:
         return _section("Differential privacy", "No site has an ε.", bits)
-    budget, delta = float(settings.get("privacy.epsilon-budget") or 0.0), _delta(found)
+    delta = _delta(found)
     measured = measured_by_client(found.audits, delta)
     rows = [
         ("ε of the site that spent most", digits(max(spent))),
@@ -240,10 +256,7 @@ def _privacy(found: Evidence) -> Section:
         ("neighbouring data sets", "the example is present, or replaced by nothing; how many there are is public"),
         ("accountant", str(settings.get("privacy.accountant", "rdp"))),
         ("sites with an ε", f"{len(spent)} of {len(found.ledgers)}"),
-        (
-            "budget, and what is left of it",
-            f"{digits(budget)}, {digits(budget - max(spent))}" if budget else "none set",
-        ),
+        ("budget, and what is left of it", _budget(found)),
         ("ε that an attack showed, at least", digits(max(measured.values())) if measured else "not measured"),
     ]
     broken = found.refuted

@@ -57,6 +57,30 @@ def test_an_epsilon_without_what_the_sites_have_spent_is_not_attested(tmp_path: 
         statement(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("run", "own", "words"),
+    [
+        (0.0, (None, None), "none set"),
+        (10.0, (10.0, 10.0), '10, 7"'),
+        (10.0, (3.5, 10.0), '3.5, 0.5, at the site with least left"'),
+        (0.0, (3.5, None), '3.5, 0.5, at the site with least left; 1 site set none"'),
+    ],
+)
+def test_the_budget_is_that_of_the_site_with_least_left_whoever_set_it(
+    tmp_path: Path, run: float, own: tuple[float | None, float | None], words: str
+) -> None:
+    new_run(tmp_path, settings={"dataset": "digits", "defenses": "dp-sgd", "privacy.epsilon-budget": run})
+    spend(tmp_path, 3.0, 3.0)
+    budgets = [{} if limit is None else {"epsilon_budget": limit} for limit in own]
+    save_ledgers(tmp_path / "checkpoint", {str(n): {"epsilon": 3.0, "delta": 1e-5, **b} for n, b in enumerate(budgets)})
+    assert words in section(statement(tmp_path), "Differential privacy")
+
+
+def test_how_updates_were_added_up_is_said_whether_audits_were_asked_for_or_not(tmp_path: Path) -> None:
+    new_run(tmp_path, settings={"dataset": "digits", "aggregation": "secure-sum"})
+    assert "secure-sum" in section(statement(tmp_path), "What was trained")
+
+
 def test_a_run_whose_settings_are_lost_is_not_attested(tmp_path: Path) -> None:
     full_run(tmp_path).write_run(settings={})
     with pytest.raises(ConfigError, match=r"names no settings: restore it"):
