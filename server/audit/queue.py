@@ -69,7 +69,8 @@ SHOWN_TO_ALL = (
     f"client in it consents with audit={SHOWN}"
 )
 OF_A_SUM = (
-    "What was attacked is the sum of {} clients' updates. A server that invents clients or plants a model sees more"
+    "What was attacked is the sum of {} clients' updates. A server that invents clients, plants a model or subtracts "
+    "sums of different rounds sees more"
 )
 Outcome = dict[str, Any]
 

@@ -117,8 +117,10 @@ def _summed(audits: Sequence[Line]) -> list[str]:
         return []
     return [
         f"What was attacked is {found}, as a server that follows the protocol sees it. A server that lies was not "
-        "tried: it can invent clients, unless the sites know each other's keys (--sum-peers), or plant a model, which "
-        "clients refuse where they recognise it."
+        "tried: it can invent clients, unless the sites know each other's keys (--sum-peers), plant a model, which "
+        "clients refuse where they recognise it, or send one model in two rounds and leave a client out of one. Then "
+        "the difference of the two sums is that client's update and what the others drew anew, unless noise hides it; "
+        "sites that name each other (--sum-with) are in such sums together or in none."
     ]
 
 

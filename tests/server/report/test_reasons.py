@@ -85,6 +85,7 @@ def test_a_sum_is_told_as_one_with_what_was_not_tried_and_its_own_worst_case() -
     audits = [a | {"sites": 4} for a in (CONTROL, DEFENDED, audit(scores=NOTHING), SINGLE)]
     text = " ".join(notes([*audits, audit("single-defended", REBUILT, sites=4)], LEARNED))
     assert "What was attacked is the sum of 4 sites' updates" in text and "--sum-peers" in text
+    assert "send one model in two rounds and leave a client out of one" in text and "--sum-with" in text
     assert "one image of each site in one step, which the server may ask for, is rebuilt behind dgp" in text
     alone = " ".join(notes([CONTROL, DEFENDED, audit(scores=NOTHING)], LEARNED))
     assert "sum of" not in alone and "each site" not in alone
