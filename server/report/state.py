@@ -13,6 +13,7 @@ from prunella.server.store.schema import StoreLine
 
 STOPPED, UNFINISHED = "stopped", ("failed", "stopped")  # one that says it is running was killed, or goes on
 LEAST_EPSILON = 1e-3  # a smaller one is told as below this: "0" would read as if nothing could be learnt
+SECURE_SUM = "secure-sum"  # strategies.secure_sum.vector.NAME, which is slow to import
 ERRORS = 3.0  # standard errors above guessing; one run in a thousand that only guesses is that good
 MARGIN = 0.05  # where the number of examples behind the accuracy is not known
 DIVERGED = 2.0  # times the loss of guessing, ln(classes), that no model has which learns
@@ -35,7 +36,8 @@ class RunState:
     attack showed more than that of ``refuted`` clients. ``unknown`` clients may have spent more than is known, since
     answers of theirs did not come. ``unaudited`` says what left in rounds of a kind none of which was audited, ``lost``
     how many audits the run counted that are not among its lines. ``coming``: a run that has not ended asks for audits,
-    of which it waits for ``left``. Not ``described``: its settings are lost, and so whether it had a defense."""
+    of which it waits for ``left``. Not ``described``: its settings are lost, and so whether it had a defense.
+    ``summed``: updates came as masked sums, of which all clients score the same pictures."""
 
     rounds: int = 0
     accuracy: float | None = None
@@ -58,6 +60,7 @@ class RunState:
     coming: bool = False
     left: int = 0
     described: bool = True
+    summed: bool = False
 
     @property
     def unfinished(self) -> bool:
@@ -190,4 +193,5 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
         coming=run.get("status") == "running" and bool(settings.get("audit-every")),
         left=int(last(lines, "audits_left") or 0),
         described=bool(settings),
+        summed=settings.get("aggregation") == SECURE_SUM,
     )

@@ -45,6 +45,8 @@ TONES: tuple[Tone, ...] = (
     "leak",
 )  # by how much they ask for: a metric's values
 Answer = tuple[Tone, str, str]
+CONSENTING = "at sites that let them be scored (--audit scores)"
+ALL_CONSENTING = "with every site of a sum letting its images be seen (--audit pictures)"
 NEXT: dict[Tone, str] = {
     "leak": "Do not run this setting on data that must stay with its owners. Train behind a defense with an ε, or with "
     "more images in every step, and attest that run; docs/choose.md has the choices with what each was measured at.",
@@ -52,8 +54,8 @@ NEXT: dict[Tone, str] = {
     "away from one image in one step, and attest that run.",
     "unproven": "Repeat the audit until its controls succeed: more rounds, another attack, more time "
     "(audit-seconds). Until then nothing is known, and nothing should rest on it.",
-    "silent": "Run again with audits: with audit-every at a round that the run reaches (1 audits every round), and at "
-    "sites that let them be scored (--audit scores). Nothing is known of this run.",
+    "silent": "Run again with audits: with audit-every at a round that the run reaches (1 audits every round), and "
+    f"{CONSENTING}. Nothing is known of this run.",
     "clear": "Keep audits on in production, and attest again whenever data, model, attack or defense change.",
 }
 NEXT_UNFINISHED = {
@@ -77,7 +79,7 @@ UNDER_EPSILON: dict[Tone, str] = {
     "more time (audit-seconds).",
     "silent": REST_ON_EPSILON
     + "today, run again with audits: with audit-every at a round that the run reaches (1 audits "
-    "every round), and at sites that let them be scored (--audit scores).",
+    f"every round), and {CONSENTING}.",
 }
 
 
@@ -85,7 +87,8 @@ UNDER_EPSILON: dict[Tone, str] = {
 class RunVerdict:
     """``badge`` and ``headline`` are the verdict in a word and in a line; ``sentences`` give the reasons, the ``notes``
     being those that are shown wherever the headline is. ``worst`` is the audit that the run is summed up by, and
-    ``worst_level`` what it shows; ``promise`` is the run's ε at its δ, or that there is none."""
+    ``worst_level`` what it shows; ``promise`` is the run's ε at its δ, or that there is none. ``summed``: of masked
+    sums."""
 
     tone: Tone
     badge: str
@@ -96,10 +99,15 @@ class RunVerdict:
     promise: str = ""
     worst_level: Level = "unknown"
     status: str = ""
+    summed: bool = False
 
     @property
     def next_step(self) -> str:
         """What to do now."""
+        return self._next.replace(CONSENTING, ALL_CONSENTING) if self.summed else self._next
+
+    @property
+    def _next(self) -> str:
         if self.tone in ("unproven", "silent") and self.status in NEXT_UNFINISHED:
             return NEXT_UNFINISHED[self.status]
         if not self.promise.startswith("ε"):
@@ -255,7 +263,8 @@ def _nothing(state: RunState, damaged: int) -> RunVerdict:
     if state.coming:
         left = f", with {plural(state.left, 'audit')} to come if the run goes on" if state.left else ""
         answer = "silent", "Not finished", f"No audit has ended yet{left}, so {known}"
-    return RunVerdict(*answer, *(notes([], state),) * 2, promise=state.promise, status=state.status)
+    both = (notes([], state),) * 2
+    return RunVerdict(*answer, *both, promise=state.promise, status=state.status, summed=state.summed)
 
 
 def verdict(audits: Sequence[Line], state: RunState, damaged: int = 0) -> RunVerdict:
@@ -283,7 +292,7 @@ def verdict(audits: Sequence[Line], state: RunState, damaged: int = 0) -> RunVer
     reasons, beside = sentences(audits, state, answer[0], damaged), notes(audits, state, damaged)
     worst = worst_of(audits, state.defended)
     shown: Level = "unknown" if worst is None else judged(worst, audits)
-    return RunVerdict(*answer, reasons, beside, worst, state.promise, shown, state.status)
+    return RunVerdict(*answer, reasons, beside, worst, state.promise, shown, state.status, state.summed)
 
 
 def judge(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[StoreLine]) -> RunVerdict:

@@ -15,6 +15,7 @@ from prunella.server.report.evidence import UNTRUE
 from prunella.server.report.state import RunState, run_state
 from prunella.server.report.verdict import NEXT, RunVerdict, Tone, judge
 from prunella.server.report.verdict import verdict as of_state
+from prunella.strategies.secure_sum.vector import NAME as SECURE_SUM
 from prunella.tasks.examples import Examples
 from tests.server.report.audits import (
     CONTROL,
@@ -32,6 +33,10 @@ from tests.server.report.test_state import line
 
 LEARNED = RunState(accuracy=0.9, loss=0.3, classes=10, examples=359, defended=True)
 CLEAR = [CONTROL, DEFENDED, SINGLE, audit("single-defended", NOTHING), audit(scores=NOTHING)]
+
+
+def spent(epsilon: float | None) -> list[dict[str, Any]]:
+    return [] if epsilon is None else [line(1, "privacy_epsilon", epsilon, stat="worst")]
 
 
 def verdict(audits: list[Audit], **state: Any) -> RunVerdict:
@@ -239,6 +244,16 @@ def test_on_real_scores_the_mean_digit_is_not_a_rebuilt_image(count: int) -> Non
     x, y = digits(200)
     mean = x.mean(dim=0, keepdim=True).expand(count, -1, -1, -1)
     assert level_of(mean, x[:count], y[:count]) != "rebuilt"
+
+
+@pytest.mark.parametrize("epsilon", [None, 3.0])
+def test_of_masked_sums_the_next_step_asks_for_the_consent_that_audits_of_them_need(epsilon: float | None) -> None:
+    alone, sums = (
+        judge({"status": "completed", "settings": {"aggregation": how}}, spent(epsilon), []).next_step
+        for how in ("holders", SECURE_SUM)
+    )
+    assert "--audit scores" in alone and "--audit pictures" not in alone
+    assert "every site of a sum" in sums and "--audit pictures" in sums and "--audit scores" not in sums
 
 
 def test_every_tone_has_a_next_step_and_none_says_that_all_is_well() -> None:
