@@ -12,7 +12,7 @@ from markupsafe import Markup
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.benchmarks.advise.proposals import Question
 from prunella.benchmarks.advise.search import TIERS, Advice, Standing, front, lost, lost_interval
-from prunella.benchmarks.advise.words import SHOWN, command, headline, limits, reasons, unanswered, untried
+from prunella.benchmarks.advise.words import SHOWN, command, headline, limits, reasons, unanswered, untried, worst_case
 from prunella.benchmarks.scenarios.standing import MOST, WITH_EPSILON, WITHOUT
 from prunella.core.files import write_json
 
@@ -54,8 +54,8 @@ svg { max-width: 100%; height: auto; }
 {% endfor %}</tr>
 {% endfor %}</tbody></table></div>
 <p class="small">Every federation was attacked in its first and its last round as a run is: with every attack that
-fits, and only where the same attack succeeds on the same images without a defense. The worst case is one public image
-in one step of training, which a server may ask for: mean PSNR in dB over the federations, above the most that a
+fits, and only where the same attack succeeds on the same images without a defense. The worst case is {{ worst_case }}
+of training, which a server may ask for: mean PSNR in dB over the federations, above the most that a
 picture scores which needs no update. A chain counts as what its worst federation showed. Points lost are against the
 same seeds of {{ reference }}; brackets are 95 % intervals by Student's t over seeds.</p>
 <h2>How</h2>
@@ -195,6 +195,7 @@ def write(
             {"cells": row(one, number, reference), "best": one is chosen}
             for number, one in enumerate(in_order(found), 1)
         ],
+        "worst_case": worst_case(question),
         "how": how,
     }
     page = Environment(autoescape=True, undefined=StrictUndefined).from_string(TEMPLATE).render(shown)

@@ -31,8 +31,11 @@ from prunella.server.report.membership import members_found
 from prunella.server.report.state import run_state
 from prunella.server.report.verdict import verdict
 from prunella.server.rounds import Federation
+from prunella.strategies.secure_sum.vector import NAME as SECURE_SUM
 
-CONSENT = "scores"  # of the audited clients: the data are the user's own, and only scores are kept
+# Of the audited clients: the data are the user's own, and only scores are kept. What is rebuilt of a masked sum goes to
+# all its clients, and is sent to none unless all let their images be seen.
+CONSENT, CONSENT_SUMMED = "scores", "pictures"
 NAMED = ("model", "defenses", "attack")  # settings that may name somebody's own code
 
 
@@ -66,7 +69,8 @@ def try_out(asked: Mapping[str, Any], sites: int) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         try:
             own = as_keywords(asked) | {"evaluate_every": every}
-            done = run_in_process(Path(folder), sites, consent=CONSENT, **own)
+            consent = CONSENT_SUMMED if asked.get("aggregation") == SECURE_SUM else CONSENT
+            done = run_in_process(Path(folder), sites, consent=consent, **own)
             done.store.finish("completed")
             found = outcome(done)
         except PrunellaError as error:

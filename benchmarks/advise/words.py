@@ -9,7 +9,8 @@ from prunella.benchmarks.advise.search import LARGEST, SETTLED, Advice, Standing
 from prunella.library import DEFAULT_ATTACK
 from prunella.privacy import find_defense
 from prunella.privacy.defense import HEURISTIC
-from prunella.server.report.units import plural
+from prunella.server.report.units import capital, plural
+from prunella.strategies.secure_sum.vector import NAME as SECURE_SUM
 
 SHOWN: dict[Tier, str] = {
     "promised": "nothing rebuilt, and an ε",
@@ -28,7 +29,17 @@ def cost(one: Standing, reference: Standing) -> str:
     return f"{points:.1f}{between} points of accuracy"
 
 
-def leaked(one: Standing) -> str:
+def worst_case(question: Question) -> str:
+    """What is attacked as the worst case."""
+    return f"one public image{' of each site' if summed(question) else ''} in one step"
+
+
+def summed(question: Question) -> bool:
+    """Whether the server is sent masked sums, and no update of one site."""
+    return question.settings["aggregation"] == SECURE_SUM
+
+
+def leaked(one: Standing, question: Question) -> str:
     """What came back of public images in the worst case and in its rounds."""
     rebuilt, judged = one.share("rebuilt")
     if not judged:
@@ -38,7 +49,7 @@ def leaked(one: Standing) -> str:
     said = f"an image was rebuilt {of.format(rebuilt)}" if rebuilt else ""
     said = said or (f"something came through {of.format(traces)}" if traces else "")
     mean = " on average" if len(one.rows) > 1 else ""
-    decibels = "" if one.psnr is None else f" (worst case, one public image in one step: {one.psnr:.0f} dB{mean})"
+    decibels = "" if one.psnr is None else f" (worst case, {worst_case(question)}: {one.psnr:.0f} dB{mean})"
     return (said or f"nothing was rebuilt in {plural(judged, 'federation')}") + decibels
 
 
@@ -72,11 +83,11 @@ def reasons(advice: Advice, question: Question) -> list[str]:
     """What the headline rests on."""
     one, reference = advice.recommended, advice.reference
     if not advice.answered:
-        least = f"The least came back behind {one.proposal.name}: {leaked(one)}."
+        least = f"The least came back behind {one.proposal.name}: {leaked(one, question)}."
         return [least, "More time tries more strengths of each defense; a defense with an ε needs a model that learns."]
     found = [
         f"It costs {cost(one, reference)} against {reference.proposal.name} ({reference.accuracy:.1%}).",
-        f"{leaked(one)[0].upper()}{leaked(one)[1:]}; without a defense {leaked(reference)}.",
+        f"{capital(leaked(one, question))}; without a defense {leaked(reference, question)}.",
     ]
     if advice.safest is not None and advice.safest is not one:
         other = advice.safest
@@ -134,6 +145,17 @@ def limits(one: Standing, question: Question) -> list[str]:
         found.append(
             f"A channel fitted on {question.examples} images, the smallest site's, knows fewer directions than their "
             f"{question.pixels} pixels have: its nats bound little of what tells them from other people's."
+        )
+    return found + _untried(question)
+
+
+def _untried(question: Question) -> list[str]:
+    """Which servers, attacks and rounds nothing here is about."""
+    found = []
+    if summed(question):
+        found.append(
+            "What was attacked are sums of all sites, as a server that follows the protocol sees them: one that lies "
+            "may see single updates (docs/secure-aggregation.md)."
         )
     if (attack := question.settings["attack"]) != DEFAULT_ATTACK:
         found.append(f"Only {attack} attacked it; {DEFAULT_ATTACK} asks every attack that fits.")

@@ -73,6 +73,18 @@ def test_a_federation_that_cannot_train_says_why() -> None:
     assert "write defenses" in try_out(asked, 2)["failed"]
 
 
+def test_the_clients_of_a_masked_sum_score_what_was_rebuilt_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do where all consent with pictures, and a control that has to succeed is then all that may be missing."""
+    kept = list[Line]()
+    real = trial.in_rounds
+    monkeypatch.setattr(trial, "in_rounds", lambda audits, defended: kept.extend(audits) or real(audits, defended))
+    sums = {"aggregation": "secure-sum", "min-clients": 3, "secure-sum.examples": 1, "strategy": "fedavg"}
+    short = {"rounds": 1, "audit-every": 1, "local-steps": 1, "batch-size": 1, "attack": "sgi", "sgi.iterations": 2}
+    try_out({**sums, **short, "defenses": "none", "learning-rate": 0.01}, 3)
+    asked = [each for each in kept if each["kind"] == "client"]
+    assert [each["outcome"] for each in asked] == ["scored"] * 3, [each["reason"] for each in asked]
+
+
 def test_a_dataset_that_changed_is_another_one(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     before = data_digest(f"imagefolder:{tmp_path}")

@@ -73,13 +73,22 @@ def test_chains_that_the_budget_left_out_are_named() -> None:
 
 
 def test_a_failed_control_is_not_called_harmless() -> None:
-    assert "nothing is known" in leaked(standing(DGP, row(worst={"level": "unknown"})))
+    assert "nothing is known" in leaked(standing(DGP, row(worst={"level": "unknown"})), question())
 
 
 def test_a_mean_of_worst_cases_is_called_one() -> None:
     several = standing(DGP, row(psnr=36.0), row(level="baseline", psnr=10.0))
-    assert "in 1 of 2 federations (worst case, one public image in one step: 23 dB on average)" in leaked(several)
-    assert "one step: 36 dB)" in leaked(standing(DGP, row(psnr=36.0)))
+    assert "in 1 of 2 federations (worst case, one public image in one step: 23 dB on average)" in leaked(
+        several, question()
+    )
+    assert "one step: 36 dB)" in leaked(standing(DGP, row(psnr=36.0)), question())
+
+
+def test_of_masked_sums_the_worst_case_is_an_image_of_each_site_and_who_was_not_played_is_said() -> None:
+    one, alone, sums = standing(DGP, row(psnr=36.0)), question(), question(aggregation="secure-sum")
+    assert "one public image in one step: 36 dB" in leaked(one, alone) and "sums of all" not in str(limits(one, alone))
+    assert "one public image of each site in one step: 36 dB" in leaked(one, sums)
+    assert "sums of all sites, as a server that follows the protocol sees them" in str(limits(one, sums))
 
 
 def test_the_command_runs_what_was_tried() -> None:
