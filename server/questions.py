@@ -29,13 +29,18 @@ def note_refusal(books: Books, client: int, reply: Message) -> None:
             books.ledgers = spending.uncharged(books.ledgers, client)
 
 
+def note_line(books: Books, client: int, line: Line, trained: bool = False) -> None:
+    """The line that came with an answer. ``trained``: in a round that is not a repeated one."""
+    books.ledgers = {**books.ledgers, str(client): spending.heard(books.ledgers.get(str(client), {}), line, trained)}
+
+
 def note_answer(books: Books, client: int, reply: Message) -> None:
     """The client's line as its answer has it; where it has none, which no ε covers, nothing was charged."""
     if reply.has_error():
         note_refusal(books, client, reply)
     elif "ledger" in reply.content.config_records:
         with suppress(ReplyError):  # an answer that is none counts as a failure elsewhere
-            books.ledgers = {**books.ledgers, str(client): read_ledger(reply.content)}
+            note_line(books, client, read_ledger(reply.content))
     elif "epsilon" not in books.ledgers[str(client)]:
         books.ledgers = spending.uncharged(books.ledgers, client)
 

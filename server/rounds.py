@@ -29,7 +29,7 @@ from prunella.server.checkpoint import Checkpoint
 from prunella.server.doubts import diverged_rows
 from prunella.server.evaluation import LEAST, PATIENCE, Evaluator, on_all
 from prunella.server.exporter import Exporter
-from prunella.server.questions import note_answer, note_first, note_refusal
+from prunella.server.questions import note_answer, note_first, note_line, note_refusal
 from prunella.server.report.units import plural
 from prunella.server.store.rows import (
     audits_counted,
@@ -96,7 +96,7 @@ class Federation:
         """For every valid reply, beside aggregation: keep its ledger line, and file an audit if one is due."""
         member = self.strategy.downlink.asked.get(contribution.node)
         if member is not None:
-            self.ledgers[str(member.client)] = contribution.ledger
+            note_line(self, member.client, contribution.ledger, trained=not self.run.resume)
         expected = self.strategy.downlink.expected(contribution.node)
         self.squared |= {expected.round} if any_left(contribution.importance) else set()
         if self.auditor.due(expected.round):
@@ -261,7 +261,8 @@ def one_round(federation: Federation, grid: Grid, round: int, arrays: ArrayRecor
     federation.on_question(m.client for m in strategy.downlink.asked.values())
     replies = grid.send_and_receive(messages, timeout=strategy.pace.deadline)
     aggregated, _ = strategy.aggregate_train(round, noting(federation, replies, silent))
-    federation.ledgers |= {str(client): ledger for client, ledger in strategy.ledgers.items()}
+    for client, ledger in strategy.ledgers.items():
+        note_line(federation, client, ledger, trained=not federation.run.resume)
     federation.keep_ledgers()
     if federation.auditor.due(round):
         file_audits(federation, round, silent)

@@ -4,16 +4,37 @@ A client charges its account before it works, and an answer that does not arrive
 client's ε is that of its last ledger line only where every question since was answered. Where one was not, it is at
 most ``epsilon_next``, which every line under an ε tells; where more were not, or it was never heard, nobody here knows.
 
+What a client has spent never falls. A line that tells less than the one before is of another account: its state folder
+is gone or is another one, or its number is another site's now. Then it has spent more than either tells (``heard``).
+
 >>> ledgers = {"0": {"epsilon": 1.0, "epsilon_next": 1.2}}
 >>> spent(asked(ledgers, [0, 1])["0"]), unknown(asked(ledgers, [0, 1]))
 (1.2, 1)
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 Line = dict[str, float | int | str]
 UNHEARD = "unheard"  # questions since the line, whose answers did not come
+ANEW = "anew"  # 1: the client's account began anew since it was first heard
+TOTALS = ("epsilon", "channel_nats")
+JITTER = 0.01  # relative: an accountant that adds up on a grid may tell a little less for more
+
+
+def heard(before: Line, line: Line, trained: bool) -> Line:
+    """What stands of a client after its answer. ``trained``: in a round that it was not asked about before, so that it
+    counts one more than in the line before."""
+    both = [name for name in TOTALS if name in before and name in line]
+    if not any(name in before for name in TOTALS):
+        return line
+    less = any(float(line[name]) < float(before[name]) * (1 - JITTER) for name in both)
+    again = trained and float(line.get("rounds", math.inf)) <= float(before.get("rounds", -math.inf))
+    if not (less or again or ANEW in before):
+        return line
+    least = {**before, "epsilon": spent(before) or 0.0}
+    return {**line, **{name: max(float(least[name]), float(line[name])) for name in both}, ANEW: 1}
 
 
 def asked(ledgers: Mapping[str, Line], clients: Iterable[int]) -> dict[str, Line]:
@@ -36,8 +57,8 @@ def uncharged(ledgers: Mapping[str, Line], client: int) -> dict[str, Line]:
 
 def spent(line: Mapping[str, Any]) -> float | None:
     """The ε of a client: what it told, or what the next answer would have brought where one did not come."""
-    told = line.get("epsilon_next", line.get("epsilon")) if line.get(UNHEARD) else line.get("epsilon")
-    return None if told is None else float(told)
+    names = ("epsilon", "epsilon_next") if line.get(UNHEARD) else ("epsilon",)
+    return max((float(line[name]) for name in names if name in line), default=None)
 
 
 def unknown(ledgers: Mapping[str, Mapping[str, Any]]) -> int:
@@ -46,6 +67,6 @@ def unknown(ledgers: Mapping[str, Mapping[str, Any]]) -> int:
     if not any({"epsilon", "channel_nats"} & line.keys() for line in ledgers.values()):
         return 0
     return sum(
-        int(line.get(UNHEARD, 0)) > (1 if "epsilon_next" in line and "channel_nats" not in line else 0)
+        ANEW in line or int(line.get(UNHEARD, 0)) > (1 if "epsilon_next" in line and "channel_nats" not in line else 0)
         for line in ledgers.values()
     )

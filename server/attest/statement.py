@@ -195,8 +195,12 @@ def _spent(found: Evidence) -> tuple[list[float], str]:
     spent = sorted(value for value in map(spent_by, told) if value is not None)
     without, more = len(told) - len(spent), unknown(found.ledgers)
     said = f"{plural(without, 'site')} had no ε: nothing bounds what their updates tell." if without else ""
-    lost = f"Answers of {plural(more, 'site')} did not come, and they may have spent more: their own accounts know."
+    lost = f"{_more(more)}, and they may have spent more: their own accounts know."
     return spent, " ".join(filter(None, (said, lost if more else "")))
+
+
+def _more(sites: int) -> str:
+    return f"Answers of {plural(sites, 'site')} did not come, or their accounts began anew"
 
 
 def _require_ledgers(found: Evidence) -> None:
@@ -219,7 +223,7 @@ def _nats(found: Evidence) -> str:
     told_of = f"{known} or more" if without or more else f"at most {known}"
     words = f"A channel let {told_of} through, on the site that sent most."
     words += f" {plural(without, 'site')} told no bound." if without else ""
-    return words + (f" Answers of {plural(more, 'site')} did not come." if more else "")
+    return words + (f" {_more(more)}." if more else "")
 
 
 def _delta(found: Evidence) -> float:

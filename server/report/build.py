@@ -43,8 +43,7 @@ def bounds(state: RunState, lines: Sequence[StoreLine]) -> list[tuple[str, str]]
     if nats is not None:
         known = f"at most {digits(nats)} nats so far, worst client (1 nat is 1.44 bits)"
         if state.unknown:
-            known = f"{digits(nats)} nats or more (1 nat is 1.44 bits): answers of {plural(state.unknown, 'client')} "
-            known += "have not come"
+            known = f"{digits(nats)} nats or more (1 nat is 1.44 bits): {state.more}"
         found.append(("Information through the data channel", known))
     return found
 

@@ -34,10 +34,10 @@ class RunState:
     ``examples`` and ``largest_class`` (a share) are of the test set. ``clients`` took part, of which ``denied`` let
     nobody score their images. ``epsilon`` is that of the client that spent most, at ``delta``; None, too, where an
     attack showed more than that of ``refuted`` clients. ``unknown`` clients may have spent more than is known, since
-    answers of theirs did not come. ``unaudited`` says what left in rounds of a kind none of which was audited, ``lost``
-    how many audits the run counted that are not among its lines. ``coming``: a run that has not ended asks for audits,
-    of which it waits for ``left``. Not ``described``: its settings are lost, and so whether it had a defense.
-    ``summed``: updates came as masked sums, of which all clients score the same pictures."""
+    answers of theirs did not come or their accounts began anew. ``unaudited`` says what left in rounds of a kind none
+    of which was audited, ``lost`` how many audits the run counted that are not among its lines. ``coming``: a run that
+    has not ended asks for audits, of which it waits for ``left``. Not ``described``: its settings are lost, and so
+    whether it had a defense. ``summed``: updates came as masked sums, of which all clients score the same pictures."""
 
     rounds: int = 0
     accuracy: float | None = None
@@ -149,8 +149,17 @@ class RunState:
         if self.epsilon is None:
             return ""
         mean = "" if self.mean_epsilon is None else f", {digits(self.mean_epsilon)} on average"
-        doubt = "" if not self.unknown else f"; answers of {plural(self.unknown, 'client')} have not come"
+        doubt = "" if not self.unknown else f"; {self.more}"
         return f"{self.promise} for the client that spent most{mean}{doubt}"
+
+    @property
+    def more(self) -> str:
+        """Why some may have spent more than is known.
+
+        >>> RunState(unknown=2).more
+        'answers of 2 clients have not come, or their accounts began anew'
+        """
+        return f"answers of {plural(self.unknown, 'client')} have not come, or their accounts began anew"
 
 
 def _loss(run: StoreLine, lines: Sequence[StoreLine]) -> float | None:

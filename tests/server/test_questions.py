@@ -1,6 +1,9 @@
 """What clients have spent is known of those too that were asked before the first round alone."""
 
+import json
+import shutil
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
@@ -10,6 +13,8 @@ from prunella.client.charging import CHARGED
 from prunella.privacy.ledger.spending import UNHEARD, Line, asked, unknown
 from prunella.server.questions import note_answer, note_first
 from tests.server.test_rounds import final, go
+from tests.strategies.secure_sum.federated import client_of
+from tests.strategies.secure_sum.federated import go as go_routed
 
 
 @dataclass
@@ -60,3 +65,28 @@ def test_who_made_the_first_mask_alone_is_among_those_that_spent(tmp_path) -> No
     assert [member.client for member in federation.strategy.downlink.asked.values()] == [1]
     lines = final(tmp_path).ledgers
     assert lines["0"]["epsilon"] > 1.0
+
+
+@pytest.mark.parametrize(("aggregation", "first"), [("holders", "train"), ("secure-sum", "train.keys")])
+def test_a_site_whose_account_is_lost_in_a_run_does_not_lower_what_the_run_says(
+    tmp_path: Path, aggregation: str, first: str
+) -> None:
+    """After two rounds of three, so that it has spent as much as before when it has answered one more."""
+    lost: list[int] = []
+
+    def route(message: Message) -> Message:
+        about = message.content.config_records.get("config", message.content.config_records.get("sum", {}))
+        asked = message.metadata.message_type == first and client_of(message) == 2 and about.get("round") == 2
+        if asked and not lost:
+            lost.append(2)
+            shutil.rmtree(tmp_path / "nodes" / "2")
+        return message
+
+    told = {"defenses": "dp-sgd", "local_steps": 1, "rounds": 3}
+    federation, _ = go_routed(tmp_path, route, clients=3, aggregation=aggregation, **told)
+    lines = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    worst = [
+        each["value"] for each in lines if each["metric"] == "privacy_epsilon" and each["labels"]["stat"] == "worst"
+    ]
+    assert lost and federation.ledgers["2"]["rounds"] < 3 and worst == sorted(worst)
+    assert unknown(federation.ledgers) == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prunella.privacy.ledger.spending import UNHEARD, Line, asked, spent, uncharged, unknown
+from prunella.privacy.ledger.spending import ANEW, UNHEARD, Line, asked, heard, spent, uncharged, unknown
 
 HEARD: Line = {"epsilon": 1.0, "epsilon_next": 1.3}
 
@@ -36,3 +36,40 @@ def test_a_refusal_takes_its_question_back(before: int) -> None:
     assert uncharged(asked(ledgers, [0]), 0) == ledgers
     assert uncharged(asked({}, [3]), 3) == {}, "a client that only ever refused has no line"
     assert UNHEARD not in uncharged(asked({"0": HEARD}, [0]), 0)["0"]
+
+
+def test_an_account_that_grows_or_answers_the_same_question_again_is_believed() -> None:
+    before: Line = {"epsilon": 1.0, "epsilon_next": 1.3, "rounds": 2.0}
+    for line, trained in (({"epsilon": 1.3, "rounds": 3.0}, True), ({"epsilon": 1.0, "rounds": 2.0}, False)):
+        assert heard(before, line, trained) == line
+    assert heard({UNHEARD: 3}, {"epsilon": 0.1, "rounds": 1.0}, True) == {"epsilon": 0.1, "rounds": 1.0}
+    assert heard({"rounds": 2.0}, {"rounds": 1.0}, True) == {"rounds": 1.0}, "nothing is counted"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"epsilon": 0.7, "rounds": 1.0},  # a folder that is new, or an older copy of it
+        {"epsilon": 1.0, "rounds": 1.0},  # after one round each, which cost the same
+        {"epsilon": 5.0, "rounds": 2.0},  # another site's
+        {"epsilon": 1.3, "rounds": 3.0, "channel_nats": 2.0},
+    ],
+)
+def test_an_account_that_began_anew_counts_as_more_than_either_tells_for_good(line: Line) -> None:
+    before: Line = {"epsilon": 1.0, "epsilon_next": 1.3, "rounds": 2.0, "channel_nats": 5.0}
+    anew = heard(before, line, trained=True)
+    assert spent(anew) == max(1.0, float(line["epsilon"])) and anew[ANEW] == 1 and unknown({"0": anew}) == 1
+    if "channel_nats" in line:
+        assert anew["channel_nats"] == 5.0
+    later = heard(anew, {"epsilon": 9.0, "rounds": 9.0}, trained=True)
+    assert later[ANEW] == 1 and spent(later) == 9.0 and unknown({"0": later}) == 1
+
+
+def test_what_was_charged_for_an_answer_that_never_came_stays_when_the_account_is_gone() -> None:
+    (before,) = asked({"0": {**HEARD, "rounds": 1.0}}, [0]).values()
+    assert spent(heard(before, {"epsilon": 1.0, "rounds": 1.0}, trained=True)) == 1.3
+
+
+def test_a_line_for_the_next_answer_that_is_below_what_was_spent_lowers_nothing() -> None:
+    anew = heard(HEARD, {"epsilon": 0.1, "epsilon_next": 0.2}, trained=False)
+    assert spent(asked({"0": anew}, [0])["0"]) == 1.0

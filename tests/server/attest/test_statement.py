@@ -136,7 +136,8 @@ def test_the_range_over_sites_the_budget_and_the_sites_without_one(tmp_path: Pat
             "let 5 nats or more through, on the site that sent most. 1 site told no",
         ),
         ({"0": {"channel_nats": 5.0}, "1": {"unheard": 2}}, "let 5 nats or more through"),
-        ({"0": {"channel_nats": 5.0, "unheard": 1}}, "Answers of 1 site did not come"),
+        ({"0": {"channel_nats": 5.0, "unheard": 1}}, "Answers of 1 site did not come, or their accounts"),
+        ({"0": {"channel_nats": 5.0, "anew": 1}}, "5 nats or more"),
     ],
 )
 def test_nats_are_a_bound_where_every_site_has_one_and_all_answers_came(
