@@ -9,6 +9,7 @@ so that what the client means arrives bit for bit.
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -156,7 +157,8 @@ def close_answer(name: str, after: Tree, before: Tree, base: Mask, sent: Mask, s
     coded, rest = close_record({**after, **change}, moved, held)
     exact = {EXACT: to_coded({n: after[n] for n in odd}, odd)} if any(bool(m.any()) for m in odd.values()) else {}
     cast = [f"{_kind(after[n])} {n}" for n in names if after[n].dtype != before[n].dtype]
-    return RecordDict({name: coded, **({REST: rest} if rest else {}), **exact, MARK: ConfigRecord({"cast": cast})})
+    said = {MARK: ConfigRecord({"cast": cast})} if cast else {}
+    return RecordDict({name: coded, **({REST: rest} if rest else {}), **exact, **said})
 
 
 def open_answer(content: RecordDict, before: Tree, base: Mask) -> Tree:
@@ -183,5 +185,7 @@ def as_record(tree: Tree, kept: Mapping[str, Array]) -> ArrayRecord:
 
 
 def marker(applied: tuple[str, ...], mask: Mask | None) -> ConfigRecord:
-    """What an answer says of the client: that it reads coded records, which defenses it applied, which mask it has."""
-    return ConfigRecord({"wire": WIRE, "applied": list(applied), "mask": fingerprint(mask) if mask else b""})
+    """What an answer says of the client: that it reads coded records, which defenses it applied, which mask it has.
+    Nothing empty: Flower's ``message_size_mod`` cannot count it."""
+    told: dict[str, Any] = {"wire": WIRE, "applied": list(applied), "mask": fingerprint(mask) if mask else b""}
+    return ConfigRecord({name: value for name, value in told.items() if value})

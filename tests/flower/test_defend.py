@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
-from flwr.clientapp.mod import LocalDpMod, arrays_size_mod, fixedclipping_mod
+from flwr.clientapp.mod import LocalDpMod, arrays_size_mod, fixedclipping_mod, message_size_mod
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 from torch import nn
 
@@ -293,6 +293,15 @@ def test_flower_s_other_mods_stand_on_either_side(tmp_path: Path) -> None:
         seen = Seen()
         run(make(mods), tmp_path / str(number), {"defenses": "dgp"}, rounds=2, tamper=seen)
         assert not seen.errors and len(seen.trained()) == 2
+
+
+@pytest.mark.parametrize("chain", ["dgp", "adgp"])
+def test_flower_s_size_mod_counts_what_comes_and_what_leaves(chain: str, tmp_path: Path) -> None:
+    """Coded and dense, of training and evaluation: it cannot count a config record with an empty value."""
+    seen, config = Seen(), {"defenses": chain}
+    strategy = Prune(FedAvg(), "magnitude", rate=0.5, ramp_rounds=1, run_config=config)
+    run(make([message_size_mod, Defend()]), tmp_path, config, strategy, rounds=3, tamper=seen)
+    assert not seen.errors and len(seen.replies) == 3 * 2 * 2
 
 
 def test_a_clipping_mod_before_it_works(tmp_path: Path) -> None:
