@@ -56,6 +56,7 @@ from prunella.flower.arrays import (
     open_answer,
     whole,
 )
+from prunella.flower.central import refuse_beside, wrapper_around, wrapper_inside
 from prunella.flower.layer import Layer, Trained, countable, fill, of_one_form
 from prunella.flower.nodes import KnownNodes, masked
 from prunella.flower.notices import Undefended
@@ -63,6 +64,7 @@ from prunella.flower.record import Record, applied, is_recorded
 from prunella.flower.scheme import BASE, IMPORTANCE, SchemeOrder
 from prunella.flower.setup import Given, Setup, scored
 from prunella.privacy.adgp import NAME as ADGP
+from prunella.strategies import one_public_mask
 from prunella.strategies.prunefl import PruneFL
 from prunella.strategies.round.replies import Contribution, ReplyError, read_base, read_importance
 from prunella.strategies.round.roster import Member
@@ -111,6 +113,9 @@ class Prune(Layer):
         self._setup = Setup.of(run, settings, Given(model, shape, public, task))
         self._run, self._entry = self._setup.run, self._setup.entry
         self._aligned = Aligned.of(run_config, self._entry, scheme, seed)
+        if self._aligned is not None or (rate and not one_public_mask(scheme)):
+            named = scheme if self._aligned is None else ADGP
+            refuse_beside(named, wrapper_inside(strategy), "choose random or magnitude, and another defense than adgp")
         self._undefended = Undefended(run_config, dense=True)
         self._scheme: MaskedMean | None = None
         self.mask: Mask | None = None
@@ -189,6 +194,8 @@ class Prune(Layer):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        if outside := wrapper_around():
+            raise ConfigError(f"{outside} cannot read the messages of Prune inside of it: write Prune({outside}(...))")
         begins, self._before = self.mask is None, (self.bytes_down, self.bytes_up)
         self._undefended.begin(grid)
         if not begins and not (self.mask or {}).keys() <= arrays.keys():

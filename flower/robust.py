@@ -24,6 +24,7 @@ from prunella.core.config import kebab, parse_section
 from prunella.core.errors import WireError, unknown
 from prunella.core.trees import Tree, full_mask, subtract
 from prunella.flower.arrays import OWN, fits, whole
+from prunella.flower.central import refuse_beside, wrapper_around, wrapper_inside
 from prunella.flower.layer import Layer, Trained, countable, of_one_form
 from prunella.strategies.round.robust import BESIDE_NORM_BOUND, ROBUST, Median, by_median, quorum
 from prunella.wire.records import from_dense, to_dense
@@ -41,6 +42,7 @@ class Robust(Layer):
         super().__init__(strategy)
         if rule not in ROBUST:
             raise unknown("robust aggregation", rule, ROBUST)
+        self._refuse(wrapper_inside(strategy))
         raw = {f"{rule}.{kebab(key)}": value for key, value in settings.items()}
         self._rule = ROBUST[rule]
         self._settings: Any = parse_section(raw, rule, self._rule.settings)
@@ -51,6 +53,7 @@ class Robust(Layer):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        self._refuse(wrapper_around())
         self._before = from_dense(arrays)
         return super().configure_train(server_round, arrays, config, grid)
 
@@ -68,6 +71,10 @@ class Robust(Layer):
             others |= {n: MetricRecord({**r, self.weight: 1}) for n, r in reply.content.metric_records.items()}
             reply.content = RecordDict({name: to_dense(model), **others})
         return super().aggregate_train(server_round, [*(reply for reply, _ in read), *errors])
+
+    def _refuse(self, wrapper: str) -> None:
+        """Raise ``ConfigError`` beside a ``wrapper`` for central differential privacy."""
+        refuse_beside(type(self).__name__, wrapper, "leave one of the two out")
 
     def _read(self, replies: Iterable[Message]) -> tuple[list[tuple[Message, Tree]], list[Message]]:
         """The replies whose arrays are the model's, and those that are errors."""
