@@ -47,7 +47,7 @@ from prunella.flower.charged import Batch, ChargedSteps, answer_of, has_twins, r
 from prunella.flower.handled import HANDLED, Handled, resumed, wide
 from prunella.flower.legacy import positions, unknown_array
 from prunella.flower.moved import MovedBy
-from prunella.flower.notices import tell_own_loader
+from prunella.flower.notices import tell_kept, tell_own_loader
 from prunella.flower.planned import Accuracy, begin_scheme
 from prunella.flower.question import StepQuestion
 from prunella.flower.scheme import Settled
@@ -158,6 +158,7 @@ class Guard:
         """Before anything is charged: under an ε no layer may mix a batch's examples."""
         if self._chain.private is not None:
             self._require(require_unmixed, self._model)
+            tell_kept(self._work.site, self._model, {n for n, at in self._names.items() if at in self._work.received})
 
     def _require(self, check: Callable[..., None], *args: Any) -> None:
         """What a check refuses is refused in its words."""

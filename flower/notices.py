@@ -1,7 +1,8 @@
 """What the owner of an app has to be told once in a run, since nothing else would show it.
 
 At the server: that clients answer without ``Defend``, though the run names defenses (``Undefended``). At a client: that
-batch norm's statistics leave undefended, what an ε cannot know of a loader, and which numbers stay there.
+batch norm's statistics leave undefended, what an ε cannot know of a loader or of layers that stay there, and which
+numbers do.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -13,6 +14,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 from flwr.common.config import get_fused_config
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+from torch import nn
 
 from prunella.core.trees import Tree
 from prunella.flower.arrays import EXAMPLES, MARK, is_buffer
@@ -92,6 +94,22 @@ def tell_own_loader(site: Site) -> None:
             WARNING,
             "guard.step on batches of a loader of your own: its ε holds only if no random number changes an example "
             "before it is here, as augmentation does; otherwise take guard.loader(loader)",
+        )
+
+
+def tell_kept(site: Site, model: nn.Module, came: Container[str]) -> None:
+    """Warn once in a run, in the site's log, of floating arrays of the model that are not among those that ``came``: an
+    ε covers the steps of a guarded loop, and not what has made these."""
+    kept = [name for name, t in (*model.named_parameters(), *model.named_buffers()) if t.is_floating_point()]
+    kept = [name for name in kept if name not in came]
+    if kept and site.first("kept"):
+        more = f" and {len(kept) - MOST} more" if len(kept) > MOST else ""
+        log(
+            WARNING,
+            "the guarded model has arrays that did not come with the message (%s%s): its ε holds only if they are made "
+            "of nothing that is private, as layers trained here are, or a mean of this client's images",
+            ", ".join(kept[:MOST]),
+            more,
         )
 
 

@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
 from flwr.common.logger import FLOWER_LOGGER
 from flwr.serverapp.strategy import FedAvg, Strategy
+from torch import nn
 
 from prunella.flower import notices
 from prunella.flower.defend import Defend
 from prunella.flower.prune import Prune
 from prunella.flower.record import Record, Recorder, Training, record
 from prunella.tasks.task import Task
-from tests.flower.foreign import make, run
+from tests.flower.foreign import Net, Seen, make, run
 from tests.flower.test_defend import Norm
 from tests.flower.test_loop import guarded, poisson
 from tests.flower.test_prune import mixed
@@ -110,6 +113,37 @@ def test_what_no_epsilon_knows_of_a_loader_of_one_s_own_is_said_once(tmp_path: P
         lines = told.of("a loader of your own")
         assert len(lines) == count, "of two clients"
         assert all(level == logging.WARNING and "guard.loader(loader)" in text for level, text in lines)
+
+
+class Body(Net):
+    """Of which only the last layer travels: what is before it was trained at the client, and stands still now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1, 1, 8, 8), persistent=False)
+        self.conv.requires_grad_(False)
+        self.fc1.requires_grad_(False)
+
+    def load_state_dict(self, state: Any, **more: Any) -> Any:  # type: ignore[override]
+        return super().load_state_dict(state, strict=False)
+
+
+def head(model: nn.Module) -> ArrayRecord:
+    return ArrayRecord({name: t for name, t in model.state_dict().items() if name.startswith("fc2")})
+
+
+def test_layers_that_did_not_come_are_named_once_under_an_epsilon(tmp_path: Path, told: Told) -> None:
+    for number, (build, config, count) in enumerate(
+        [(Body, {"defenses": "dp-sgd"}, 2), (Body, {"defenses": "priprune"}, 0), (Net, {"defenses": "dp-sgd"}, 0)]
+    ):
+        told.lines.clear()
+        seen, arrays = Seen(), head if build is Body else lambda model: ArrayRecord(model.state_dict())
+        app = make([Defend()], guarded, build, arrays)
+        run(app, tmp_path / str(number), config, rounds=2, tamper=seen, start=arrays(build()))
+        lines = told.of("did not come with the message")
+        assert not seen.errors and len(lines) == count, "of two clients"
+        named = "(conv.weight, conv.bias, fc1.weight and 2 more)"
+        assert all(level == logging.WARNING and named in text for level, text in lines)
 
 
 def test_numbers_that_stay_are_named_once_with_what_lets_them_out(tmp_path: Path, told: Told) -> None:
