@@ -202,7 +202,11 @@ class LocalScheme:
     def require_moved(self, scheme: str) -> None:
         """Refuse a loop that ended before the mask could move."""
         if self.move is not None and not self.moves:
-            raise ConfigError(f"{scheme} moves the mask after {self.every} local steps, and the loop took {self.steps}")
+            fewer = "initial_interval" if self.first else "local_steps"
+            raise ConfigError(
+                f"{scheme} moves the mask after {self.every} local steps, and the loop took {self.steps}: take more of "
+                f"them for a message (epochs, smaller batches), or give the server's Prune a smaller {fewer}"
+            )
 
 
 def _plus_square(squares: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

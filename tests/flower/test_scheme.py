@@ -311,6 +311,9 @@ def tree_of(answer: Any) -> Tree:
 def test_a_loop_that_ends_before_the_mask_can_move_is_refused(tmp_path: Path) -> None:
     _, _, seen = federation(guarded, tmp_path, "prunefl", 1, initial_interval=9)
     assert "moves the mask after 9 local steps, and the loop took 4" in seen.errors[0]
+    assert "give the server's Prune a smaller initial_interval" in seen.errors[0]
+    _, _, seen = federation(guarded, tmp_path / "b", "feddst", 1, adjust_interval=1, local_steps=50)
+    assert "the loop took 4" in seen.errors[0] and "a smaller local_steps" in seen.errors[0]
 
 
 def test_clients_without_the_mod_train_along(tmp_path: Path) -> None:
