@@ -18,6 +18,15 @@ from prunella.privacy import chain
 logger = logging.getLogger(__name__)
 
 
+def check_floats(received: Tree) -> None:
+    """Refuse (``DefenseError``), before the app is asked, a message without a weight that a defense could work on."""
+    if not any(tensor.is_floating_point() for tensor in received.values()):
+        raise DefenseError(
+            "the message has no floating-point arrays, and no defense works on others, such as boosted trees: leave "
+            "Defend out of this app, or send weights to begin with (no empty record)"
+        )
+
+
 def check_answer(site: Site, after: Tree, before: Tree) -> list[str]:
     """The names of the floating parameters of an answer. Raises ``DefenseError`` for what no defense works on."""
     if after.keys() != before.keys():

@@ -50,7 +50,7 @@ from prunella.core.trees import Mask, Tree, apply_mask, map_trees, same_trees, s
 from prunella.core.untrusted import plain_records
 from prunella.flower import legacy
 from prunella.flower.aligned import aligned_state, proposal, read_locations
-from prunella.flower.answers import check_answer, twins
+from prunella.flower.answers import check_answer, check_floats, twins
 from prunella.flower.arrays import (
     EXAMPLES,
     MARK,
@@ -279,6 +279,7 @@ def _train(message: Message, context: Context, call_next: Next, site: Site, list
         raise DefenseError(f"{order.scheme} scores held-out examples, which no ε covers: choose another scheme")
     if order.first:
         return _first_mask(message, context, call_next, Handled(site, received, mask, (), {}, order), name)
+    check_floats(received)
     refuse_imprint(received, site)
     round = _round(site, message.content)
     memory = site.store.load(round)

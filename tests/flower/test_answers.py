@@ -3,7 +3,7 @@ import torch
 from flwr.app import Context, RecordDict
 
 from prunella.core.errors import DefenseError
-from prunella.flower.answers import check_answer, twins
+from prunella.flower.answers import check_answer, check_floats, twins
 from prunella.flower.site import Site
 
 
@@ -28,3 +28,10 @@ def test_what_no_defense_works_on_is_refused_and_no_shape_is_told(tmp_path) -> N
         with pytest.raises(DefenseError, match=words) as refused:
             check_answer(site, after, before)
         assert "3" not in str(refused.value), "a last layer's rows are this site's classes"
+
+
+def test_a_message_without_a_weight_is_refused() -> None:
+    for none in ({}, {"0": torch.zeros(0, dtype=torch.uint8)}):
+        with pytest.raises(DefenseError, match="boosted trees: leave Defend out"):
+            check_floats(none)
+    check_floats({"0": torch.zeros(0, dtype=torch.uint8), "w": torch.zeros(1, dtype=torch.float16)})

@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, arrays_size_mod, fixedclipping_mod, message_size_mod
-from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
+from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg, FedXgbBagging
 from torch import nn
 
 from prunella.client.state import ClientStore
@@ -280,6 +282,20 @@ clipping.__name__ = "fixedclipping_mod"
 )
 def test_careless_and_malicious_uses_are_refused(config, mods, more, told, tmp_path: Path) -> None:
     assert told in refused(tmp_path, config, mods, **more)
+
+
+def test_boosted_trees_are_refused_before_the_app_is_asked(tmp_path: Path) -> None:
+    """As Flower's quick start for XGBoost sends them: bytes, and at first none."""
+    asked, seen, app = [], Seen(), ClientApp(mods=[Defend()])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        asked.append(message)
+        return Message(message.content, reply_to=message)
+
+    begin = ArrayRecord([np.frombuffer(b"", dtype=np.uint8)])
+    run(app, tmp_path, {"defenses": "none"}, FedXgbBagging(fraction_evaluate=0.0), tamper=seen, start=begin)
+    assert "boosted trees" in seen.errors[0] and not asked
 
 
 def test_what_an_app_raises_stays_on_the_client(tmp_path: Path) -> None:
