@@ -48,6 +48,16 @@ def countable(content: RecordDict, key: str) -> bool:
     return len(counts) == 1 and isinstance(counts[0], int | float) and 1 <= counts[0] <= MAX_COUNT
 
 
+def no_count(key: str) -> str:
+    """Why an answer that does not weigh anything is left out, and what its client can do."""
+    if key == EXAMPLES:
+        return f"its metric {key} is no count"
+    return (
+        f"its metric {key} is no count: a client with Defend has to list it, as Defend(metrics=({key!r},)); under an ε "
+        f"{EXAMPLES} alone leaves: give the strategy weighted_by_key={EXAMPLES!r}"
+    )
+
+
 def weight_key(strategy: Strategy) -> str:
     """The metric by which a strategy averages."""
     return str(getattr(strategy, "weighted_by_key", EXAMPLES))

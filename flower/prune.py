@@ -57,7 +57,7 @@ from prunella.flower.arrays import (
     whole,
 )
 from prunella.flower.central import refuse_beside, wrapper_around, wrapper_inside
-from prunella.flower.layer import Layer, Trained, countable, fill, of_one_form
+from prunella.flower.layer import Layer, Trained, countable, fill, no_count, of_one_form
 from prunella.flower.nodes import KnownNodes, masked
 from prunella.flower.notices import Undefended
 from prunella.flower.record import Record, applied, is_recorded
@@ -374,4 +374,4 @@ class Prune(Layer):
         if sent is None or not fits(*(from_dense(whole(each)[1]) for each in (plain, sent))):
             raise WireError("shape", "its arrays are not those of the model")
         if not countable(plain, self.weight):
-            raise WireError("malformed", f"its metric {self.weight} is no count")
+            raise WireError("malformed", no_count(self.weight))

@@ -25,7 +25,7 @@ from prunella.core.errors import WireError, unknown
 from prunella.core.trees import Tree, full_mask, subtract
 from prunella.flower.arrays import OWN, fits, whole
 from prunella.flower.central import refuse_beside, wrapper_around, wrapper_inside
-from prunella.flower.layer import Layer, Trained, countable, of_one_form
+from prunella.flower.layer import Layer, Trained, countable, no_count, of_one_form
 from prunella.strategies.round.robust import BESIDE_NORM_BOUND, ROBUST, Median, by_median, quorum
 from prunella.wire.records import from_dense, to_dense
 
@@ -89,7 +89,7 @@ class Robust(Layer):
                 if not fits(tree, self._before):
                     raise WireError("shape", "its arrays are not those of the model, or not finite")
                 if not countable(reply.content, self.weight):
-                    raise WireError("malformed", f"its metric {self.weight} is no count")
+                    raise WireError("malformed", no_count(self.weight))
                 read.append((reply, tree))
                 contents.append(plain)
             except WireError as error:

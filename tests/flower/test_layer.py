@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.server.strategy import FedAvg as OlderFedAvg
 from flwr.server.strategy import Strategy as OlderStrategy
 from flwr.serverapp.exception import InconsistentMessageReplies
@@ -14,6 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from prunella.benchmarks.engine.inprocess import FIRST_NODE
 from prunella.core.errors import ConfigError
+from prunella.flower.defend import Defend
 from prunella.flower.layer import Layer, common_metrics
 from prunella.flower.prune import Prune
 from prunella.flower.record import Record, Recorder, Training, record
@@ -75,6 +77,26 @@ def test_a_metric_that_one_client_does_not_tell_is_left_out_and_ends_no_run(wrap
     assert result.train_metrics_clientapp[1].keys() == {"secret"}
     assert result.evaluate_metrics_clientapp[1].keys() == {"labels"}
     torch.testing.assert_close(tree(result.arrays), tree(whole.arrays))  # but for the order of the sum
+
+
+@pytest.mark.parametrize("wrap", [Prune, Robust], ids=lambda layer: layer.__name__)
+def test_a_count_that_does_not_leave_is_told_with_its_fix(
+    wrap: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A strategy that weighs by another metric: Defend lets it out where it is listed."""
+    for metrics, trained in (((), False), (("rows",), True)):
+        caplog.clear()
+        layer = wrap(FedAvg(fraction_evaluate=0.0, weighted_by_key="rows"), "random" if wrap is Prune else "median")
+
+        def tell(message: Message, context: Context, call_next: Any) -> Message:
+            reply = call_next(message, context)
+            reply.content["metrics"]["rows"] = 32
+            return reply
+
+        app = make([Defend(metrics=metrics), tell])
+        result = run(app, tmp_path / str(trained), {"defenses": "none"}, layer, clients=4)
+        assert bool(result.train_metrics_clientapp) == trained
+        assert ("Defend(metrics=('rows',)); under an ε num-examples alone" in caplog.text) != trained
 
 
 def test_records_of_metrics_are_compared_with_those_of_their_name() -> None:
