@@ -88,7 +88,10 @@ def unknown_array(name: str, received: Collection[str]) -> ConfigError:
             "protected: the model is wrapped (torch.compile, DataParallel), and its names are not the message's: give "
             "protected the module itself (model._orig_mod, model.module)"
         )
-    return ConfigError(f"protected: the message has no array named {name}: send the model's state_dict")
+    return ConfigError(
+        f"protected: the message has no array named {name}: send the model's state_dict, or, of layers that stay here, "
+        "train none in the guarded loop (requires_grad_(False) before protected)"
+    )
 
 
 def positions(model: nn.Module, received: Collection[str]) -> dict[str, str]:

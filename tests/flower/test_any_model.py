@@ -390,6 +390,27 @@ def test_a_wrapped_model_is_refused_in_words_that_name_the_wrapper(wrap: Any, tm
     assert "give protected the module itself (model._orig_mod, model.module)" in seen.errors[0]
 
 
+def test_a_layer_that_stays_here_is_refused_with_what_may_stay(tmp_path: Path) -> None:
+    """As of FedPer, whose head is a client's own: it stays where it does not train in the guarded loop."""
+
+    class Body(Net):
+        def load_state_dict(self, state: Any, **more: Any) -> Any:  # type: ignore[override]
+            return super().load_state_dict(state, strict=False)
+
+    def body(model: nn.Module) -> ArrayRecord:
+        return ArrayRecord({name: t for name, t in model.state_dict().items() if not name.startswith("fc2")})
+
+    def frozen(model: nn.Module, message: Message, context: Context) -> None:
+        model.fc2.requires_grad_(False)
+        one_step(model, message, context)
+
+    for loop, told in ((one_step, "requires_grad_(False) before protected"), (frozen, "")):
+        seen = Seen()
+        app = make([Defend()], loop, Body, body)
+        run(app, tmp_path / loop.__name__, {"defenses": "priprune"}, tamper=seen, start=body(Body()))
+        assert told in seen.errors[0] if told else not seen.errors and len(seen.trained()) == 1
+
+
 def two_optimizers(model: nn.Module, message: Message, context: Context) -> None:
     first, second = (torch.optim.SGD(part.parameters(), lr=RATE) for part in (model.fc1, model.fc2))
     with protected(message, context, model) as guard:
