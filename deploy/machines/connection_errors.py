@@ -28,10 +28,16 @@ ANOTHER_AUTHORITY = ConnectionProblem(
     "the SuperLink's certificate was not signed by this ca.crt: copy ca.crt from the directory the SuperLink runs "
     "with, and check that this is the SuperLink you meant"
 )
+ANOTHER_TIME = ConnectionProblem(
+    "the SuperLink's certificate is not valid at the time that this machine's clock shows: set the clock, or, where it "
+    "is right, renew the certificate on the SuperLink's machine (`prunella keys --host`) and start it again"
+)
 NO_TLS = ConnectionProblem("the SuperLink speaks without TLS: start it with `prunella superlink --keys`")
 
 # The first that matches counts: a failed handshake ends with exit code 305 as well.
 PROBLEMS: dict[str, ConnectionProblem] = {
+    "certificate has expired": ANOTHER_TIME,
+    "certificate is not yet valid": ANOTHER_TIME,
     "CERTIFICATE_VERIFY_FAILED": ANOTHER_AUTHORITY,
     "WRONG_VERSION_NUMBER": NO_TLS,
     "Exit Code: 303": ConnectionProblem("a key needs TLS: leave out --insecure"),
@@ -46,6 +52,7 @@ PROBLEMS: dict[str, ConnectionProblem] = {
     "address already in use": ConnectionProblem("the port is taken: choose another with --port"),
     "Exit Code: 305": ConnectionProblem("the SuperLink refused the connection: the lines above say why"),
 }
+WRONG_TIME = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 WRONG_HOST = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 
 
@@ -70,6 +77,8 @@ def check_tls(host: str, port: int, ca: Path, seconds: float = 5.0) -> Connectio
         with socket.create_connection((host, port), seconds) as plain:
             context.wrap_socket(plain, server_hostname=host).close()
     except ssl.SSLCertVerificationError as error:
+        if error.verify_code in WRONG_TIME:
+            return ANOTHER_TIME
         return ANOTHER_ADDRESS if error.verify_code in WRONG_HOST else ANOTHER_AUTHORITY
     except ssl.SSLError as error:
         return NO_TLS if error.reason == "WRONG_VERSION_NUMBER" else None

@@ -164,6 +164,11 @@ def explain_tls(error: Exception) -> None:
     """Explain Flower's "unavailable". Raises ``ClickException`` when TLS is what failed."""
     import click
 
+    if "certificate has expired" in str(error) or "certificate is not yet valid" in str(error):
+        raise click.ClickException(
+            "the SuperLink's certificate is not valid at the time that this machine's clock shows: set the clock, or "
+            "renew the certificate with `prunella keys --host`"
+        )
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         raise click.ClickException(
             "the SuperLink's certificate was not signed by this ca.crt, or is for another address: use the keys the "

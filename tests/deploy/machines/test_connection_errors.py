@@ -4,15 +4,18 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 
 from prunella.deploy.machines import keys
 from prunella.deploy.machines.connection_errors import (
     ANOTHER_ADDRESS,
     ANOTHER_AUTHORITY,
+    ANOTHER_TIME,
     NO_TLS,
     PROBLEMS,
     check_tls,
@@ -78,6 +81,42 @@ def listening(host: str, context: ssl.SSLContext | None) -> Iterator[int]:
         thread.start()
         yield server.getsockname()[1]
         thread.join()
+
+
+@pytest.fixture(params=[-2, 2], ids=["ended", "to come"])
+def of_another_time(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keys:
+    """A SuperLink's keys with a certificate that is not valid today."""
+    made = Keys(tmp_path / "keys")
+    keys.make(made.path, [], [])
+    for file in (made.certificate, made.certificate_key):
+        file.unlink()
+    # From nine days ago until two days ago, or from in two days until in nine.
+    begin, end = sorted((request.param, 9 if request.param > 0 else -9))
+    monkeypatch.setattr(keys, "SKEW", keys.datetime.timedelta(days=-begin))
+    monkeypatch.setattr(keys, "SUPERLINK_DAYS", end)
+    keys.make(made.path, [], [])
+    return made
+
+
+def test_a_certificate_of_another_time_is_not_called_another_authoritys(of_another_time: Keys) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(of_another_time.certificate, of_another_time.certificate_key)
+    with listening("127.0.0.1", context) as port:
+        assert check_tls("127.0.0.1", port, of_another_time.ca) is ANOTHER_TIME
+
+
+def test_grpcs_own_words_for_it_are_known(of_another_time: Keys) -> None:
+    files = of_another_time.certificate_key.read_bytes(), of_another_time.certificate.read_bytes()
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([files]))
+    server.start()
+    credentials = grpc.ssl_channel_credentials(of_another_time.ca.read_bytes())
+    try:
+        with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel, pytest.raises(grpc.RpcError) as error:
+            channel.unary_unary("/flwr.proto.Fleet/ActivateNode")(b"", timeout=10)
+    finally:
+        server.stop(None)
+    assert diagnose(FAILED + str(error.value)) is ANOTHER_TIME
 
 
 def test_a_handshake_tells_what_flower_does_not(tmp_path: Path) -> None:

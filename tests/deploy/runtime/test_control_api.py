@@ -201,6 +201,7 @@ def test_a_superlink_may_be_away_for_a_while(monkeypatch: pytest.MonkeyPatch) ->
     "said, fix",
     [
         ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed", "use the keys"),
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired", "set the clock"),
         ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "add --insecure"),
         ("Server disconnected without sending a response.", "leave out --insecure"),
     ],
