@@ -61,6 +61,8 @@ def next_steps(out: Path, names: Sequence[str], hosts: Sequence[str], clients: i
     on the machine of west, with keys/ca.crt and keys/supernodes/west copied to the same places:
         prunella supernode --superlink 10.0.0.1:9092 --name west --client-id 2 --clients 3
     """
+    from prunella.deploy.ports import Address
+
     option = "" if out == Path("keys") else f" --keys {shlex.quote(str(out))}"
     lines = ["", "next, on the SuperLink's machine:"]
     lines += [f"    prunella superlink{option}", f"    prunella register{option}"]
@@ -68,11 +70,11 @@ def next_steps(out: Path, names: Sequence[str], hosts: Sequence[str], clients: i
         lines += ["the certificate is for this machine alone: for SuperNodes elsewhere, make keys with --host"]
     if len(hosts) > 1:
         lines += [f"HOST below: whichever of {', '.join(hosts)} the SuperNode reaches the SuperLink by"]
-    address = "127.0.0.1" if not hosts else "HOST" if len(hosts) > 1 else hosts[0]
+    address = Address("127.0.0.1" if not hosts else "HOST" if len(hosts) > 1 else hosts[0], 9092)
     for client, name in enumerate(names, clients - len(names)):
         lines += [
             f"on the machine of {name}, with {out}/ca.crt and {out}/supernodes/{name} copied to the same places:",
-            f"    prunella supernode --superlink {address}:9092{option} --name {name} "
+            f"    prunella supernode --superlink {address}{option} --name {name} "
             f"--client-id {client} --clients {clients}",
         ]
     return lines
@@ -100,7 +102,7 @@ def superlink(
     with explained():
         from prunella.deploy.machines import commands as machines
         from prunella.deploy.machines.commands import SuperLink
-        from prunella.deploy.machines.keys import Keys
+        from prunella.deploy.machines.keys import Keys, ending
         from prunella.deploy.machines.supervisor import serve
         from prunella.deploy.ports import Address
 
@@ -119,6 +121,8 @@ def superlink(
             executor=not no_executor,
         )
         machines.check_link(link)
+        for line in ending(link.keys) if link.keys else ():
+            say(f"prunella: {line}")
         machines.make_home(link.home)
         machines.forget_numbers(link)
         serve(machines.link_processes(link), stock, say)

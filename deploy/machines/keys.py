@@ -29,7 +29,11 @@ ALWAYS = ("localhost", "127.0.0.1", "::1")
 CA_DAYS, SUPERLINK_DAYS = 3650, 825  # 825 days is the most that common TLS stacks accept of a server
 SKEW = datetime.timedelta(hours=1)  # a machine whose clock is slow must not refuse a new certificate
 PUBLIC = (".crt", ".pub")
+SOON = datetime.timedelta(days=30)  # before the end of a certificate: time to renew it at leisure
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]*[A-Za-z0-9_])?"
+# Not a port, a URL or an address with a typing error: TLS compares names letter by letter, and would match none.
+HOST = re.compile(rf"(?:\*\.)?(?:{LABEL}\.)*(?!\d+$){LABEL}")
 
 
 class KeyFileError(UsageError):
@@ -75,10 +79,9 @@ def general_name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(host)
-    except ValueError:
-        raise KeyFileError(f"{host!r} is neither a host name nor an IP address: write one with --host") from None
+    if not HOST.fullmatch(host):
+        raise KeyFileError(f"{host!r} is neither a host name nor an IP address: write one with --host, without a port")
+    return x509.DNSName(host)
 
 
 def _builder(subject: str, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
@@ -147,13 +150,39 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 def certificates(hosts: Sequence[str]) -> dict[str, bytes]:
     """New files of a federation by their names in its directory."""
     ca_key, ca = make_ca()
+    authority = {"ca.key": _pem(ca_key), "ca.crt": ca.public_bytes(serialization.Encoding.PEM)}
+    return authority | signed(hosts, ca_key, ca)
+
+
+def signed(hosts: Sequence[str], ca_key: ec.EllipticCurvePrivateKey, ca: x509.Certificate) -> dict[str, bytes]:
+    """A SuperLink's new key and certificate by the files' names."""
     key, certificate = make_certificate(hosts, ca_key, ca)
     return {
-        "ca.key": _pem(ca_key),
-        "ca.crt": ca.public_bytes(serialization.Encoding.PEM),
         "superlink.key": _pem(key),
         "superlink.crt": certificate.public_bytes(serialization.Encoding.PEM),
     }
+
+
+def renewed(keys: Keys, hosts: Sequence[str]) -> dict[str, bytes]:
+    """A SuperLink's new files by the authority that is there, which every site trusts already. Raises
+    ``KeyFileError``."""
+    if keys.certificate.exists():
+        raise KeyFileError(
+            f"{keys.certificate} exists already and is never overwritten: move it and superlink.key away to have new "
+            "ones by the same ca.key, or use another --out"
+        )
+    if not keys.ca_key.exists():
+        raise KeyFileError(f"{keys.ca_key} is missing: put it back for this, or make another authority with --out")
+    try:
+        ca = x509.load_pem_x509_certificate(keys.ca.read_bytes())
+        ca_key = serialization.load_pem_private_key(keys.ca_key.read_bytes(), None)
+        if not isinstance(ca_key, ec.EllipticCurvePrivateKey) or ca.public_key() != ca_key.public_key():
+            raise ValueError("two authorities")
+    except (OSError, ValueError):
+        raise KeyFileError(
+            f"{keys.ca_key} is not the key of {keys.ca}: take both from one directory, or use another --out"
+        ) from None
+    return signed(hosts, ca_key, ca)
 
 
 def key_pair(name: str) -> dict[str, bytes]:
@@ -208,12 +237,17 @@ def private_directory(path: Path) -> None:
 def make(out: Path, names: Sequence[str], hosts: Sequence[str]) -> list[Path]:
     """Write all the files asked for, or none if one exists already; their paths. Raises ``KeyFileError``.
 
-    In a directory that has certificates already, SuperNodes are added to them, unless ``hosts`` asks for new ones.
+    In a directory that has certificates already, SuperNodes are added to them, unless ``hosts`` asks for new ones. In
+    one whose SuperLink's files were moved away, its authority signs new ones.
     """
     for name in names:
         if not NAME.fullmatch(name) or Path(name).suffix in PUBLIC:
             raise KeyFileError(f"{name!r} cannot name a SuperNode: use letters, digits, '.', '_', '-'")
-    files = {} if Keys(out).certificate.exists() and names and not hosts else certificates(hosts)
+    keys = Keys(out)
+    if keys.certificate.exists() and names and not hosts:
+        files: dict[str, bytes] = {}
+    else:
+        files = renewed(keys, hosts) if keys.ca.exists() else certificates(hosts)
     for name in dict.fromkeys(names):
         files |= key_pair(name)
     for name in files:
@@ -255,5 +289,27 @@ def check_superlink(keys: Keys) -> None:
         ) from None
     if certificate.public_key() != key.public_key():
         raise KeyFileError(f"{keys.certificate_key} is not the key of {keys.certificate}: take both from one directory")
-    if not certificate.not_valid_before_utc <= datetime.datetime.now(datetime.UTC) <= certificate.not_valid_after_utc:
-        raise KeyFileError(f"{keys.certificate} is not valid today: set the clock, or make new ones with --out")
+    for path, found in ((keys.ca, ca), (keys.certificate, certificate)):
+        if not found.not_valid_before_utc <= _now() <= found.not_valid_after_utc:
+            raise KeyFileError(f"{path} is not valid today: set the clock, or {_another(keys, path)}")
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _another(keys: Keys, path: Path) -> str:
+    """How to replace a certificate that ends."""
+    if path == keys.ca:
+        return "make new keys with --out and hand out its ca.crt"
+    return f"move it and superlink.key away and run `prunella keys --out {keys.path} --host …` for new ones"
+
+
+def ending(keys: Keys) -> list[str]:
+    """A line for each certificate of a SuperLink that ends soon: from then on nobody connects any more."""
+    lines = []
+    for path in (keys.ca, keys.certificate):
+        end = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+        if end - _now() < SOON:
+            lines.append(f"{path} ends on {end:%Y-%m-%d}: before that, {_another(keys, path)}")
+    return lines

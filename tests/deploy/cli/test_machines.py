@@ -73,6 +73,12 @@ def test_keys_without_a_host_are_for_this_machine_and_say_so(tmp_path: Path, mon
     assert "--superlink 127.0.0.1:9092" in commands_of(lines)[0]
 
 
+def test_keys_writes_an_ipv6_address_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (line,) = commands_of(keys_says("--host", "fd00::1", "--name", "a"))
+    assert "--superlink [fd00::1]:9092" in line
+
+
 def test_every_command_that_keys_prints_can_be_typed(here: Path, served: list[tuple]) -> None:
     for line in commands_of(keys_says("--name", "c")):
         assert RUNNER.invoke(cli.app, line.split()[1:]).exit_code == 0

@@ -110,6 +110,59 @@ def test_what_cannot_be_a_host_or_a_place_is_refused(tmp_path: Path) -> None:
         keys.make(tmp_path / "file", [], [])
 
 
+@pytest.mark.parametrize("host", ["", "a b", "10.9.0.1:9092", "https://a.example", "[fd00::1]", "10.9.0.300", "a..b"])
+def test_a_host_that_no_certificate_could_be_checked_for_is_refused(tmp_path: Path, host: str) -> None:
+    with pytest.raises(KeyFileError, match="neither a host name nor an IP"):
+        keys.make(tmp_path / "keys", [], [host])
+    assert not (tmp_path / "keys").exists()
+
+
+@pytest.mark.parametrize("host", ["superlink", "prunella_superlink_1", "a-1.example.org", "fd00::1"])
+def test_a_host_that_is_accepted_is_one_that_tls_finds(tmp_path: Path, host: str) -> None:
+    keys.make(tmp_path / "keys", [], [host])
+    assert handshake(Keys(tmp_path / "keys"), tmp_path / "keys" / "ca.crt", host) == ""
+
+
+def test_a_renewed_certificate_needs_nothing_new_of_the_sites(tmp_path: Path) -> None:
+    made = Keys(tmp_path / "keys")
+    keys.make(made.path, ["a"], ["10.9.0.1"])
+    at_a_site, a = made.ca.read_bytes(), made.supernode("a").read_bytes()
+    with pytest.raises(KeyFileError, match="move it and superlink.key away"):
+        keys.make(made.path, [], ["10.9.0.2"])
+    for file in (made.certificate, made.certificate_key):
+        file.rename(tmp_path / file.name)
+    assert [path.name for path in keys.make(made.path, [], ["10.9.0.2"])] == ["superlink.key", "superlink.crt"]
+    keys.check_superlink(made)
+    assert (made.ca.read_bytes(), made.supernode("a").read_bytes()) == (at_a_site, a)
+    assert handshake(made, made.ca, "10.9.0.2") == "" and "VERIFY_FAILED" in handshake(made, made.ca, "10.9.0.1")
+
+
+def test_without_its_own_authoritys_key_nothing_is_renewed(tmp_path: Path) -> None:
+    made, other = Keys(tmp_path / "keys"), Keys(tmp_path / "other")
+    for each in (made, other):
+        keys.make(each.path, [], [])
+    for file in (made.certificate, made.certificate_key, made.ca_key):
+        file.unlink()
+    with pytest.raises(KeyFileError, match=r"ca\.key is missing: put it back"):
+        keys.make(made.path, [], ["10.9.0.2"])
+    made.ca_key.write_bytes(other.ca_key.read_bytes())
+    with pytest.raises(KeyFileError, match=r"ca\.key is not the key of"):
+        keys.make(made.path, [], ["10.9.0.2"])
+    assert not made.certificate.exists()
+
+
+def test_a_certificate_that_ends_soon_is_announced_with_what_replaces_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys.make(tmp_path / "long", [], [])
+    assert keys.ending(Keys(tmp_path / "long")) == []
+    monkeypatch.setattr(keys, "SUPERLINK_DAYS", 29)
+    keys.make(tmp_path / "short", [], [])
+    keys.check_superlink(Keys(tmp_path / "short"))
+    (line,) = keys.ending(Keys(tmp_path / "short"))
+    assert "superlink.crt ends on" in line and "prunella keys --out" in line
+
+
 def test_the_superlinks_files_must_belong_together(made: Keys, tmp_path: Path) -> None:
     keys.check_superlink(made)
     keys.make(tmp_path / "other", [], [])
@@ -134,7 +187,17 @@ def test_an_old_certificate_is_not_valid_today(tmp_path: Path, monkeypatch: pyte
     keys.make(tmp_path / "keys", [], [])
     certificate = x509.load_pem_x509_certificate((tmp_path / "keys" / "superlink.crt").read_bytes())
     assert certificate.not_valid_before_utc < certificate.not_valid_after_utc
-    with pytest.raises(KeyFileError, match="is not valid today"):
+    with pytest.raises(KeyFileError, match=r"superlink\.crt is not valid today: .* move it and superlink\.key away"):
+        keys.check_superlink(Keys(tmp_path / "keys"))
+
+
+def test_nobody_starts_with_an_authority_that_no_site_accepts_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "CA_DAYS", 0)
+    keys.make(tmp_path / "keys", [], [])
+    assert "expired" in handshake(Keys(tmp_path / "keys"), tmp_path / "keys" / "ca.crt", "localhost")
+    with pytest.raises(KeyFileError, match=r"ca\.crt is not valid today: .* hand out its ca\.crt"):
         keys.check_superlink(Keys(tmp_path / "keys"))
 
 
