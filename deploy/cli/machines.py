@@ -1,4 +1,5 @@
-"""The commands for several machines: ``keys``, ``superlink``, ``executor``, ``supernode``, ``register``, ``submit``.
+"""The commands for several machines: ``keys``, ``superlink``, ``executor``, ``supernode``, ``wheelhouse``,
+``register``, ``unregister``, ``submit``, ``stop``.
 
 ``superlink``, ``executor`` and ``supernode`` print Flower's own commands before they run them. docs/deployment.md walks
 through all of them.
@@ -14,6 +15,7 @@ from typing import Annotated
 import typer
 
 from prunella.deploy.console.terminal import EXIT, Consent, explained, say
+from prunella.deploy.errors import UsageError
 
 app = typer.Typer()
 Runs = Annotated[Path, typer.Option(envvar="PRUNELLA_RUNS", help="Directory that holds the runs.")]
@@ -243,7 +245,7 @@ def supernode(
 
 @app.command()
 def register(keys: KeysDir = Path("keys"), superlink: Control = "127.0.0.1:8000") -> None:
-    """Register the SuperNodes in KEYS/supernodes at a SuperLink. Those it knows already stay as they are."""
+    """Register the SuperNodes in KEYS/supernodes at a SuperLink. Those it knows already, or keeps out, stay so."""
     with explained():
         from prunella.deploy.machines.keys import Keys
         from prunella.deploy.machines.submit import Destination
@@ -251,8 +253,44 @@ def register(keys: KeysDir = Path("keys"), superlink: Control = "127.0.0.1:8000"
         from prunella.deploy.ports import Address
 
         with tempfile.TemporaryDirectory() as folder:
-            new = register_keys(Destination(Address.parse(superlink), Keys(keys)), Path(folder))
-        say(f"registered: {', '.join(new)}" if new else "all of them are registered already")
+            new, removed = register_keys(Destination(Address.parse(superlink), Keys(keys)), Path(folder))
+        for name in removed:
+            say(f"{name} was removed and stays out: delete {keys}/supernodes/{name}.pub, or make it a new key")
+        if new or not removed:
+            say(f"registered: {', '.join(new)}" if new else "all of them are registered already")
+
+
+@app.command()
+def unregister(
+    name: Annotated[str, typer.Argument(help="Name of a SuperNode's key, or its node id.")],
+    keys: KeysDir = Path("keys"),
+    superlink: Control = "127.0.0.1:8000",
+    free_number: Annotated[bool, typer.Option("--free-number", help="Another key may have its client number.")] = False,
+    home: Annotated[Path, typer.Option(help="The --home of what runs the ServerApps.")] = Path("superlink"),
+    insecure: Insecure = False,
+) -> None:
+    """Remove a SuperNode: its key is let in no more, from now on and for good. The run goes on without it.
+
+    prunella unregister north                  (its site leaves, or somebody else has the key)
+
+    prunella unregister north --free-number    (and a new key shall be the same client)
+    """
+    with explained():
+        from prunella.deploy.machines.commands import NUMBERS
+        from prunella.deploy.machines.keys import Keys
+        from prunella.deploy.machines.submit import Destination
+        from prunella.deploy.machines.submit import unregister as remove
+        from prunella.deploy.ports import Address
+        from prunella.strategies.round.numbering import Numbering
+
+        file = home / "flower" / NUMBERS
+        if free_number and not file.exists():
+            raise UsageError(f"{file} is missing: name the directory of what runs the ServerApps with --home")
+        with tempfile.TemporaryDirectory() as folder:
+            node = remove(Destination(Address.parse(superlink), None if insecure else Keys(keys)), name, Path(folder))
+        say(f"{name} is removed: the SuperLink lets this key in no more")
+        if free_number and (number := Numbering(file).free(node)) is not None:
+            say(f"client number {number} is free: whichever key states it first has it")
 
 
 @app.command()

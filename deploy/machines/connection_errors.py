@@ -2,8 +2,8 @@
 
 Flower 1.39 ends with process code 1 for all of these and tells them apart in its log: its own exit codes (305: no
 connection, 303: a key without TLS), the SuperLink's error codes (2001: authentication is on and there was no key;
-2004: the key is unknown, *or* its last connection still counts as alive, which the SuperLink does not tell apart), and
-gRPC's messages about TLS.
+2004: the key is unknown, removed, *or* its last connection still counts as alive, which the SuperLink does not tell
+apart), and gRPC's messages about TLS.
 """
 
 import socket
@@ -45,8 +45,9 @@ PROBLEMS: dict[str, ConnectionProblem] = {
         "this SuperLink lets in registered keys only: start with --keys and --name, without --insecure"
     ),
     "[code: 2004]": ConnectionProblem(
-        "the SuperLink does not know this key, or counts its last connection as alive for up to a minute: register it "
-        "with `prunella register --keys` on the SuperLink's machine, and start one SuperNode per key",
+        "the SuperLink does not know this key, was told to keep it out, or counts its last connection as alive for up "
+        "to a minute: register it with `prunella register --keys` on the SuperLink's machine (a removed one needs a "
+        "new key), and start one SuperNode per key",
         temporary=True,
     ),
     "address already in use": ConnectionProblem("the port is taken: choose another with --port"),

@@ -79,14 +79,24 @@ def reachable(target: Destination) -> None:
         raise LaunchError(f"no SuperLink answers at {target.address}: start it with `prunella superlink`")
 
 
-def register(target: Destination, folder: Path) -> list[str]:
-    """Let the SuperNodes of ``target.keys`` in; the names of those that are new there. Raises ``LaunchError``."""
+def register(target: Destination, folder: Path) -> tuple[list[str], list[str]]:
+    """Let the SuperNodes of ``target.keys`` in; the names of those that are new there, and of those that were removed
+    there. Raises ``LaunchError``."""
     if target.keys is None:
         raise UsageError("keys need TLS: leave out --insecure")
     present(target.keys.ca)
     files = public_keys(target.keys)
     reachable(target)
-    return list(ask(target, folder, "registered", {"register": files})["names"])
+    answer = ask(target, folder, "registered", {"register": files})
+    return list(answer["names"]), list(answer["removed"])
+
+
+def unregister(target: Destination, which: str, folder: Path) -> int:
+    """Keep the SuperNode with this name or node id out for good; its node id. Raises ``LaunchError``."""
+    if target.keys:
+        present(target.keys.ca)
+    reachable(target)
+    return int(ask(target, folder, "removed", {"remove": which})["node"])
 
 
 def ask(target: Destination, folder: Path, wanted: str, question: dict[str, Any]) -> dict[str, Any]:

@@ -5,11 +5,14 @@ launcher itself never imports Flower. FILE holds a JSON object: ``app`` (directo
 ``packages`` (directory of its code, mostly the same one), ``address`` (HOST:PORT of the Control API), ``config``
 (run-config overrides), ``simulation`` (fields of Flower's SimulationConfig, or null) and ``out``. For a SuperLink
 that was running before also ``ca`` (the file of its authority's certificate; without it there is no TLS), ``register``
-(files of SuperNodes' public keys), ``stop`` (Flower's number of a run to end), and in seconds ``every`` (between two
-checks of the status) and ``patience`` (how long it may be away in between).
+(files of SuperNodes' public keys), ``remove`` (name or node id of a SuperNode to keep out), ``stop`` (Flower's number
+of a run to end), and in seconds ``every`` (between two checks of the status) and ``patience`` (how long it may be away
+in between).
 ``out`` is a file that gets one JSON object per line:
 
-    {"event": "registered", "names": [...]}     the public keys that the SuperLink did not know before
+    {"event": "registered", "names": [...]}     the public keys that the SuperLink did not know before; in "removed",
+                                                those that it knows and keeps out
+    {"event": "removed", "node": id}            the SuperNode is kept out from now on
     {"event": "stopped", "done": true}          the run that was to be stopped was; false when it had ended already
     {"event": "started", "flower_run": id}      the run was accepted; without ``app``, none is submitted
     {"event": "status", "status": "running"}    each change; "finished:completed", "finished:failed", … is the last
@@ -122,8 +125,9 @@ def statuses(client: Any, run: int, every: float = 0.0, patience: float = 0.0) -
             time.sleep(max(every, EVERY, min(SELDOM, SHARE * (time.monotonic() - since))))
 
 
-def register(client: Any, files: Iterable[Path]) -> list[str]:
-    """Let the SuperNodes with these public keys in; the names of those that were not registered before."""
+def register(client: Any, files: Iterable[Path]) -> tuple[list[str], list[str]]:
+    """Let the SuperNodes with these public keys in; the names of those that were not registered before, and of those
+    that were removed, which no registration brings back."""
     import httpx
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
     from flwr.proto.control_pb2 import RegisterNodeRequest
@@ -131,18 +135,44 @@ def register(client: Any, files: Iterable[Path]) -> list[str]:
     from flwr.supercore.error.base import ApiErrorCode
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-    new = []
+    new, known = [], {}
     for path in files:
-        key: Any = load_ssh_public_key(path.read_bytes())
+        loaded: Any = load_ssh_public_key(path.read_bytes())
+        key = public_key_to_bytes(loaded)
         try:
-            client.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key), name=path.stem))
+            client.RegisterNode(RegisterNodeRequest(public_key=key, name=path.stem))
         except httpx.HTTPStatusError as error:
-            known = FlowerError.from_json(error.response.text)
-            if not known or known.code != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
+            answer = FlowerError.from_json(error.response.text)
+            if not answer or answer.code != ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE:
                 raise
+            known[key] = path.stem
         else:
             new.append(path.stem)
-    return new
+    out = {bytes(node.public_key) for node in (nodes(client) if known else ()) if node.unregistered_at}
+    return new, [name for key, name in known.items() if key in out]
+
+
+def nodes(client: Any) -> list[Any]:
+    """What the SuperLink knows of every key that it ever registered."""
+    from flwr.proto.control_pb2 import ListNodesRequest
+
+    return list(client.ListNodes(ListNodesRequest()).nodes_info)
+
+
+def remove(client: Any, which: str) -> int:
+    """Keep a SuperNode out, by its name or node id, for good; its node id. Raises ``ValueError``."""
+    from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+    there = [node for node in nodes(client) if not node.unregistered_at]
+    found = [node for node in there if which in (node.name, str(node.node_id))]
+    if not found:
+        names = ", ".join(sorted(node.name for node in there)) or "none"
+        raise ValueError(f"no SuperNode {which!r} is registered there; those that are: {names}")
+    if len(found) > 1:
+        each = ", ".join(f"{node.node_id} (registered {node.registered_at[:16]})" for node in found)
+        raise ValueError(f"{len(found)} keys are registered as {which!r}: give one of their node ids: {each}")
+    client.UnregisterNode(UnregisterNodeRequest(node_id=found[0].node_id))
+    return int(found[0].node_id)
 
 
 def connect(address: str, ca: str | None = None) -> Any:
@@ -186,7 +216,10 @@ def follow(request: dict[str, Any]) -> Iterable[dict[str, Any]]:
     wait_open(int(port), START, host=host.strip("[]"))
     client = connect(request["address"], request.get("ca"))
     if keys := request.get("register"):
-        yield {"event": "registered", "names": register(client, map(Path, keys))}
+        new, removed = register(client, map(Path, keys))
+        yield {"event": "registered", "names": new, "removed": removed}
+    if which := request.get("remove"):
+        yield {"event": "removed", "node": remove(client, which)}
     if run := request.get("stop"):
         from flwr.proto.control_pb2 import StopRunRequest
 

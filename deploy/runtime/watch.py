@@ -81,6 +81,8 @@ class Watch:
             return self._failed(str(event["message"]), self._run.log("control"))
         if event["event"] == "registered":
             self._view.say(f"new keys registered: {', '.join(event['names']) or 'none'}")
+            if removed := event.get("removed"):
+                self._view.say(f"removed keys, which stay out: {', '.join(removed)}")
             return None
         if event["event"] == "started":
             self._view.say("the app was accepted; waiting for the clients")

@@ -5,8 +5,8 @@ no request in the name of a node without its key's signature. The first node tha
 in this run and in every other that shares the file: ``client-numbers.json``, beside what else the SuperLink's machine
 keeps, number to node id. No other node is accepted as that client, whether it is online or not, and no node is two.
 
-Which key *should* have a number is not known: the first that states it has it. Delete a line of the file, or the file,
-to give a number to a new key.
+Which key *should* have a number is not known: the first that states it has it. ``free`` gives a number back, for
+another key; so does deleting its line of the file, or the file.
 """
 
 import json
@@ -30,16 +30,35 @@ class Numbering:
         if self._file is None:
             return ""
         self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Two runs at once read and write one after the other.
-        with FileLock(self._file.with_name(f".{self._file.name}.lock"), mode=0o600):
+        with _locked(self._file):
             owners = _read(self._file)
             if owners.get(client, node) != node:
                 return f"client {client} is another node's by {self._file}"
             if other := [number for number, owner in owners.items() if owner == node and number != client]:
                 return f"a node says it is client {client}, and is client {other[0]} by {self._file}"
             if client not in owners:
-                write_json(self._file, {str(n): o for n, o in sorted((owners | {client: node}).items())}, mode=0o600)
+                _write(self._file, owners | {client: node})
         return ""
+
+    def free(self, node: int) -> int | None:
+        """Take the number of ``node`` from it, so that the next that states it has it; None where it has none. Raises
+        ``PrunellaError``."""
+        if self._file is None or not self._file.exists():
+            return None
+        with _locked(self._file):
+            owners = _read(self._file)
+            if mine := [number for number, owner in owners.items() if owner == node]:
+                _write(self._file, {number: owner for number, owner in owners.items() if owner != node})
+        return mine[0] if mine else None
+
+
+def _locked(file: Path) -> FileLock:
+    """Two runs at once read and write one after the other."""
+    return FileLock(file.with_name(f".{file.name}.lock"), mode=0o600)
+
+
+def _write(file: Path, owners: dict[int, int]) -> None:
+    write_json(file, {str(number): owner for number, owner in sorted(owners.items())}, mode=0o600)
 
 
 def _read(file: Path) -> dict[int, int]:

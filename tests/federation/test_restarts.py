@@ -1,9 +1,10 @@
 """A federation that outlives its members: the SuperLink and a SuperNode are killed, and both come back by themselves.
-A run that outlives its submitter, too.
+A run that outlives its submitter, too. A site that is to be a member no longer.
 
 The commands of docs/deployment.md on loopback, with TLS and registered keys.
 """
 
+import json
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -81,3 +82,32 @@ def test_a_run_goes_on_without_its_submitter_is_resumed_by_nobody_and_ends_when_
     assert stop.wait(90) == 0 and "run endless is stopped" in place.said("stop.log"), place.said("stop.log")
     assert read_run(run)["status"] == "stopped"
     assert series(run, "round") == list(range(1, len(series(run, "round")) + 1))
+
+
+# Last, since it removes a site of the federation that all tests share.
+def test_a_site_that_is_removed_is_out_for_good_and_its_number_goes_to_its_new_key(place: Place) -> None:
+    def does(log: str, *arguments: str) -> str:
+        code = place.start(log, *arguments, "--superlink", place.control).wait(300)
+        return f"{code}: {place.said(log)}"
+
+    short = ("submit", "-c", "rounds=1", "-c", "audit-every=0", "-c", "strategy=random")
+    numbers = place.folder / "superlink" / "flower" / "client-numbers.json"
+    assert does("first.log", *short).startswith("0: "), place.said("first.log")
+    before = json.loads(numbers.read_text())
+    assert "1: prunella: no SuperNode 'west' is registered there" in does("none.log", "unregister", "west")
+    assert does("away.log", "unregister", "north", "--free-number").startswith("0: north is removed")
+    assert json.loads(numbers.read_text()) == {"1": before["1"]}
+    wait_for(lambda: "was told to keep it out" in place.said("north.log"), "the SuperNode to be refused")
+    assert "[code: 2004]" not in place.said("south.log"), "the other site notices nothing"
+    assert "0: north was removed and stays out" in does("register.log", "register")
+    for file in ("north", "north.pub"):
+        (place.folder / "keys" / "supernodes" / file).unlink()
+    assert place.start("keys.log", "keys", "--name", "north").wait(90) == 0
+    assert "0: registered: north" in does("register.log", "register")
+    place.nodes["north"].send_signal(signal.SIGTERM)
+    assert place.nodes["north"].wait(60) == 130
+    again = ("--name", "north", "--client-id", "0", "--clients", "2")
+    place.start("again.log", "supernode", "--superlink", place.fleet, *again)
+    assert does("submit.log", *short).startswith("0: "), place.said("submit.log")
+    after = json.loads(numbers.read_text())
+    assert after["1"] == before["1"] and after["0"] not in before.values()

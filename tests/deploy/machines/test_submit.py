@@ -166,8 +166,8 @@ def test_nothing_is_made_when_the_settings_are_wrong(made: Keys, request_: RunRe
 def test_register_tells_new_names_or_the_reason(scripted: type[Scripted], made: Keys, tmp_path: Path) -> None:
     folder = tmp_path / "r"
     folder.mkdir()
-    scripted.events, scripted.code = [{"event": "registered", "names": ["a"]}], 0
-    assert submit.register(Destination(HERE, made), folder) == ["a"]
+    scripted.events, scripted.code = [{"event": "registered", "names": ["a"], "removed": ["b"]}], 0
+    assert submit.register(Destination(HERE, made), folder) == (["a"], ["b"])
     (folder / "events.jsonl").unlink()
     scripted.events, scripted.code = [{"event": "error", "message": "hung up"}], 1
     with pytest.raises(LaunchError, match="hung up"):

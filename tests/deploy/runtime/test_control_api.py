@@ -153,7 +153,9 @@ def test_an_unreachable_superlink_is_one_line(
 
 def test_keys_are_registered_once(tmp_path: Path) -> None:
     import httpx
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+    from flwr.proto.control_pb2 import ListNodesResponse
+    from flwr.proto.node_pb2 import NodeInfo
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
     keys.make(tmp_path, ["a", "b"], [])
@@ -167,9 +169,16 @@ def test_keys_are_registered_once(tmp_path: Path) -> None:
                 answer.raise_for_status()
             sent.append((request.name, request.public_key))
 
+        def ListNodes(self, request):  # noqa: N802
+            return ListNodesResponse(nodes_info=self.nodes)
+
     registry = Registry()
     registry.code = 23  # the public key is in use already
-    assert control_api.register(registry, keys.Keys(tmp_path).public()) == ["a"]
+    b = load_ssh_public_key((tmp_path / "supernodes" / "b.pub").read_bytes())
+    registry.nodes = [NodeInfo(node_id=7, name="b", public_key=public_key_to_bytes(b))]
+    assert control_api.register(registry, keys.Keys(tmp_path).public()) == (["a"], [])
+    registry.nodes[0].unregistered_at = "2026-11-29T00:00:00"
+    assert control_api.register(registry, keys.Keys(tmp_path).public()[1:]) == ([], ["b"]), "in use, and kept out"
     private = load_ssh_private_key((tmp_path / "supernodes" / "a").read_bytes(), None)
     assert sent == [("a", public_key_to_bytes(private.public_key()))]
     registry.code = 99

@@ -24,6 +24,17 @@ def test_the_first_node_that_states_a_number_has_it_for_good(tmp_path: Path) -> 
     assert file.stat().st_mode & 0o077 == 0
 
 
+def test_a_number_that_is_freed_is_for_the_next_that_states_it(tmp_path: Path) -> None:
+    file = tmp_path / "n.json"
+    numbering = Numbering(file)
+    assert numbering.free(9) is None and not file.exists()
+    assert numbering.claim(0, 9) == numbering.claim(1, 8) == ""
+    assert numbering.free(7) is None and numbering.claim(0, 7), "another's stays its own"
+    assert numbering.free(9) == 0 and json.loads(file.read_text()) == {"1": 8}
+    assert numbering.claim(0, 7) == "" and "another node's" in numbering.claim(0, 9)
+    assert numbering.free(7) == 0 and numbering.free(8) == 1 and Numbering(file).claim(1, 9) == ""
+
+
 def test_two_runs_at_once_share_it(tmp_path: Path) -> None:
     one, other = (Numbering(tmp_path / "n.json") for _ in range(2))
     assert one.claim(0, 9) == "" and other.claim(1, 8) == ""
