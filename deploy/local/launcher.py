@@ -48,7 +48,7 @@ def check_port(given: Mapping[str, Value]) -> None:
     """Refuse a metrics address that another process holds."""
     address = str(given.get("metrics-address", ""))
     host, _, port = address.rpartition(":")
-    if address and not (port.isdecimal() and int(port) < 65536 and is_free(int(port), host or LOOPBACK)):
+    if address and not (port.isdecimal() and int(port) < 65536 and is_free(int(port), host.strip("[]") or LOOPBACK)):
         raise PortError(f"metrics-address {address!r} is not a free HOST:PORT: stop what holds it, or choose another")
 
 

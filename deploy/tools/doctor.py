@@ -5,6 +5,7 @@ in a fresh Python, since a broken pair of PyTorch and torchvision can take the p
 """
 
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +21,8 @@ from rich.text import Text
 
 from prunella.core.errors import ConfigError, DataError
 from prunella.core.folders import unwritable
-from prunella.deploy.ports import PortError, free_ports, is_open
+from prunella.deploy.errors import UsageError
+from prunella.deploy.ports import Address, PortError, free_ports, is_open
 from prunella.deploy.runtime import flower_release, requirements, settings
 from prunella.deploy.runtime.processes import environment
 
@@ -161,13 +163,18 @@ def data(directory: Path | None, dataset: str) -> Check:
 
 def reachable(address: str) -> Check:
     """A SuperLink on another machine accepts connections from this one."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        return Check("superlink", "bad", f"{address!r} is not HOST:PORT", "give its name and its Fleet API port")
-    if is_open(int(port), host.strip("[]")):
-        return Check("superlink", "ok", f"{address} answers")
+    try:
+        link = Address.parse(address)
+    except UsageError as error:
+        return Check("superlink", "bad", str(error), "give its name and its Fleet API port")
+    try:
+        socket.getaddrinfo(link.host, link.port)
+    except OSError:
+        return Check("superlink", "bad", f"this machine knows no {link.host}", "correct the name, or give its address")
+    if is_open(link.port, link.host):
+        return Check("superlink", "ok", f"{link} answers")
     fix = "start it, open its port in the firewall, or correct the name; it must listen on more than 127.0.0.1"
-    return Check("superlink", "bad", f"{address} does not answer", fix)
+    return Check("superlink", "bad", f"{link} does not answer", fix)
 
 
 def examine(app: Path | None, runs: Path, dataset: str, reach: str = "") -> list[Check]:

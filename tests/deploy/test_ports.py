@@ -24,6 +24,19 @@ def test_a_held_port_is_neither_free_nor_handed_out(monkeypatch: pytest.MonkeyPa
     assert free_ports(1) == [min(held, spare)]
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 on this machine")
+def test_a_port_of_ipv6_is_another() -> None:
+    [port] = free_ports(1)
+    assert is_free(port, "::1")
+    with socket.create_server(("::1", port), family=socket.AF_INET6):
+        assert is_free(port) and not is_free(port, "::1")
+
+
+def test_a_host_that_is_not_here_has_no_free_port() -> None:
+    [port] = free_ports(1)
+    assert not is_free(port, "192.0.2.1") and not is_free(port, "no.such.host.invalid")
+
+
 def test_open_means_somebody_listens() -> None:
     [port] = free_ports(1)
     assert not is_open(port) and not wait_open(port, 0.05)
