@@ -124,7 +124,17 @@ def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:  # noqa: B006 
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's only switch for serving on 127.0.0.1 instead of everywhere
     }
-    return {**os.environ, **fixed, **extra}
+    return {**os.environ, **homeless(), **fixed, **extra}
+
+
+def homeless() -> dict[str, str]:
+    """For a user without a home, a uid that the machine has no name for: that it is ``/``, as in containers. Flower
+    asks for one when it is imported, to look into it."""
+    try:
+        Path.home()
+    except RuntimeError:
+        return {"HOME": "/"}
+    return {}
 
 
 def importable(env: Mapping[str, str]) -> dict[str, str]:

@@ -40,6 +40,27 @@ def test_the_environment_keeps_flower_offline_and_findable(monkeypatch: pytest.M
     assert importable({})["PYTHONPATH"] == str(ROOT)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user without a home")
+def test_a_user_without_a_home_has_one_for_flower_to_look_into() -> None:
+    code = """
+        import os
+        from pathlib import Path
+        from prunella.deploy.runtime.processes import environment
+        os.setuid(54321)
+        del os.environ["HOME"]
+        try:
+            print(Path.home())
+        except RuntimeError:
+            print("none")
+        os.environ.update(environment())
+        print(Path.home())
+    """
+    env = importable(environment({"HOME": "/root"}))
+    env.pop("FLWR_HOME", None)
+    found = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True)
+    assert found.stdout.split() == ["none", "/"], found.stderr
+
+
 def test_an_exit_says_how() -> None:
     assert Exit("a", 3).how == "ended with code 3"
     assert Exit("a", -15).how == "was killed by SIGTERM"
