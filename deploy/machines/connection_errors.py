@@ -50,7 +50,10 @@ PROBLEMS: dict[str, ConnectionProblem] = {
         "new key), and start one SuperNode per key",
         temporary=True,
     ),
-    "address already in use": ConnectionProblem("the port is taken: choose another with --port"),
+    "already in use": ConnectionProblem(
+        "the port is taken: stop what holds it, or choose another; of a SuperNode with --port, of a SuperLink with "
+        "--fleet or --control"
+    ),
     "Exit Code: 305": ConnectionProblem("the SuperLink refused the connection: the lines above say why"),
 }
 WRONG_TIME = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED

@@ -43,6 +43,8 @@ HANDSHAKE = (
             "copy ca.crt",
             False,
         ),
+        ("SystemExit: Port in server address 0.0.0.0:9092 is already in use.", "--fleet", False),
+        ("error while attempting to bind on address ('127.0.0.1', 8000): address already in use", "--control", False),
         (FAILED + "something new", "the lines above", False),
     ],
 )
