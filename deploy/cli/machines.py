@@ -126,8 +126,9 @@ def superlink(
         for line in ending(link.keys) if link.keys else ():
             say(f"prunella: {line}")
         machines.make_home(link.home)
-        machines.forget_numbers(link)
-        serve(machines.link_processes(link), stock, say)
+        with machines.held(link.home):
+            machines.forget_numbers(link)
+            serve(machines.link_processes(link), stock, say)
 
 
 @app.command()
@@ -157,7 +158,8 @@ def executor(
         machines.make_home(home.absolute())
         if not wait_open(address.port, 2.0, every=0.2, host=address.host):
             say(f"no SuperLink answers at {address} yet: start it with `prunella superlink --no-executor`")
-        serve([machines.executor(home.absolute(), address, ca)], stock, say)
+        with machines.held(home.absolute()):
+            serve([machines.executor(home.absolute(), address, ca)], stock, say)
 
 
 Require = Annotated[
@@ -240,7 +242,8 @@ def supernode(
             sums=(sum_peers.absolute() if sum_peers else None, sum_least, sum_with),
             importance=importance.absolute() if importance else None,
         )
-        serve(machines.prepared(node), stock, say, patience, patches.poll_for(clients))
+        with machines.prepared(node) as processes:
+            serve(processes, stock, say, patience, patches.poll_for(clients))
 
 
 @app.command()

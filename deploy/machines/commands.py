@@ -11,9 +11,12 @@ Each SuperLink and SuperNode keeps everything in one directory, 0700: ``flower/`
 its configuration). Which key has which client number is in ``flower/`` of whatever runs the ServerApps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from prunella.deploy.errors import LaunchError, UsageError, why
 from prunella.deploy.machines import connection_errors
@@ -27,6 +30,7 @@ from prunella.deploy.runtime.services import Folders, Value
 
 CONTROL = 8000
 EXECUTOR = "executor"
+RUNNING = ".running"  # locked by the command that runs in a home
 NUMBERS = "client-numbers.json"  # ``server.app``'s, which takes seconds to import
 
 
@@ -103,7 +107,7 @@ def fleet_address(control: str, local: bool, stock: bool) -> str:
 
 
 def check_link(link: SuperLink) -> None:
-    """Its certificate is there, and its ports can be had. Raises ``UsageError``."""
+    """Its certificate is there, and its ports are two where they have to be. Raises ``UsageError``."""
     if link.keys:
         check_superlink(link.keys)
     one = one_port(link.stock)
@@ -166,6 +170,21 @@ def make_home(home: Path, *folders: str) -> None:
         raise UsageError(f"cannot write to {home} ({why(error)}): choose another with --home") from None
 
 
+@contextmanager
+def held(home: Path) -> Iterator[None]:
+    """The directory of a SuperLink, executor or SuperNode, while its command runs: a second one there would exchange
+    its configuration and count in its account. Raises ``LaunchError``."""
+    lock = FileLock(home / RUNNING, timeout=0, mode=0o600)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise LaunchError(f"another command runs in {home}: end it, or choose another directory with --home") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def forget_numbers(link: SuperLink) -> None:
     """Free the client numbers of a SuperLink without a database: it forgot its keys, so its nodes come back as new."""
     if link.in_memory:
@@ -224,12 +243,15 @@ def executor(home: Path, control: Address, ca: Path | None) -> Process:
     return services.server_exec(_folders(home), EXECUTOR, control, ca)
 
 
-def prepared(node: SuperNode) -> list[Process]:
-    """A SuperNode's processes, once its options fit together and its home is there. Raises ``UsageError``."""
+@contextmanager
+def prepared(node: SuperNode) -> Iterator[list[Process]]:
+    """A SuperNode's processes, once its options fit together, and its home, which is theirs alone meanwhile. Raises
+    ``UsageError`` or ``LaunchError``."""
     check_node(node)
     check_certificate(node)
     make_home(node.home, "state")
-    return node_processes(node, write_node_config(node))
+    with held(node.home):
+        yield node_processes(node, write_node_config(node))
 
 
 def node_processes(node: SuperNode, config: Path) -> list[Process]:

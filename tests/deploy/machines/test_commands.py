@@ -2,9 +2,12 @@
 
 import json
 import stat
+import subprocess
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -15,7 +18,8 @@ from prunella.deploy.machines import commands as machines
 from prunella.deploy.machines import connection_errors, keys
 from prunella.deploy.machines.commands import NUMBERS, SuperLink, SuperNode
 from prunella.deploy.machines.keys import Keys
-from prunella.deploy.ports import Address
+from prunella.deploy.ports import Address, free_ports
+from prunella.deploy.runtime.processes import environment, importable
 
 FLEET = Address("0.0.0.0", 9092)
 
@@ -151,6 +155,40 @@ def test_missing_files_and_wrong_numbers_are_refused_with_the_fix(node: SuperNod
     assert [path.name for path in (tmp_path / "north").iterdir()] == ["cats"], "a site's images stay as they were"
     for _ in range(2):
         machines.make_home(tmp_path / "disk")
+
+
+def test_one_command_at_a_time_has_a_home(node: SuperNode) -> None:
+    first = replace(node, superlink=Address("127.0.0.1", free_ports(1)[0]))
+    second = replace(first, audit="pictures")
+    with machines.prepared(first):
+        written = (node.home / "node.toml").read_text()
+        with (
+            pytest.raises(LaunchError, match="another command runs in .*home: end it, or choose"),
+            machines.prepared(second),
+        ):
+            raise AssertionError("the other's configuration would be exchanged")
+        assert (node.home / "node.toml").read_text() == written and "deny" in written
+    with machines.prepared(second):
+        assert "pictures" in (node.home / "node.toml").read_text()
+
+
+def test_a_home_is_free_when_its_command_was_killed(tmp_path: Path) -> None:
+    code = f"""
+import pathlib, sys
+from prunella.deploy.machines.commands import held
+with held(pathlib.Path({str(tmp_path)!r})):
+    print("there", flush=True)
+    sys.stdin.read()
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, env=importable(environment()), stdin=PIPE, stdout=PIPE, text=True) as other:
+        assert other.stdout and other.stdout.readline() == "there\n"
+        with pytest.raises(LaunchError, match="another command"), machines.held(tmp_path):
+            raise AssertionError
+        other.kill()
+        other.wait()
+        with machines.held(tmp_path):
+            pass
 
 
 def test_a_superlink_that_proves_to_be_another_ends_the_start(node: SuperNode, monkeypatch: pytest.MonkeyPatch) -> None:
