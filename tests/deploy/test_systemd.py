@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from prunella.deploy.cli import main as cli
+from prunella.deploy.console.terminal import INTERRUPTED
 
 FILES = Path(__file__).parents[2] / "deploy" / "systemd"
 SUPERNODE, SUPERLINK, FORM = "prunella-supernode@.service", "prunella-superlink.service", "supernode.env"
@@ -47,6 +48,11 @@ def parse(command: list[str]) -> dict[str, object]:
     assert isinstance(group, click.Group)
     found = group.commands[command[0]]
     return found.make_context(command[0], list(command[1:])).params
+
+
+@pytest.mark.parametrize("name", [SUPERNODE, SUPERLINK])
+def test_a_service_that_is_stopped_has_not_failed(name: str) -> None:
+    assert service(name)["SuccessExitStatus"] == [str(INTERRUPTED)] and service(name)["Restart"] == ["always"]
 
 
 @pytest.mark.parametrize("name", [SUPERNODE, SUPERLINK])
