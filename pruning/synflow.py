@@ -76,6 +76,8 @@ def synflow_mask(
     mask = full_mask(params)
     for step in range(1, steps + 1):
         scores = flow(linear, apply_mask(params, mask), shape, prunable)
+        if step == 1:  # later a high rate may cut every path
+            require_flow(scores)
         target = rate if step == steps else 1 - (1 - rate) ** (step / steps)
         mask = {**mask, **select(scores, target, {name: mask[name] for name in scores})}
     return mask

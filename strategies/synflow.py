@@ -34,7 +34,8 @@ class SynFlow(MaskedMean):
     def __init__(self, run: Run, model: ServerModel, settings: SynFlowSettings) -> None:
         super().__init__(run, model, settings)
         weights = {name: parameter.detach() for name, parameter in model.module.named_parameters()}
-        require_flow(flow(linear_copy(model.module), weights, model.shape, model.prunable & weights.keys()))
+        if model.prunable <= weights.keys():  # older apps' arrays have other names: ``synflow_mask`` looks at them
+            require_flow(flow(linear_copy(model.module), weights, model.shape, model.prunable))
 
     def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
         model, settings = self.model, self.settings
