@@ -21,6 +21,9 @@ INTERVAL = 0.1  # seconds between two checks of the processes and files
 LAST_WORD = 15.0  # seconds Flower has to report the end of a ServerApp that is gone
 TAIL = 12  # lines of a log shown when a run fails
 CLIENT = re.compile(r"(?:supernode|client-exec)-(\d+)")
+# As Flower's strategies say it, every second, for as long as too few clients are there.
+WAITS = re.compile(r"Waiting for nodes to connect: (\d+) connected \(minimum required: (\d+)\)")
+PATIENT = 30  # times that it is said of the same number of clients
 # A process without which the run cannot go on; a client that ends is left to the strategy.
 VITAL = ("superlink", "server-exec", "control")
 
@@ -53,6 +56,8 @@ class Watch:
         self._server_log = run.log("superlink" if stock else "server")
         self._events, self._metrics = Follower(run.events), Follower(run.metrics)
         self._gone: float | None = None
+        self._looked = 0  # bytes of the server's log
+        self._waits = ("", "")  # clients that are there, and that Flower waits for, as was told
 
     def _failed(self, error: str, log: Path) -> Outcome:
         return Outcome(self._run, "failed", error, log)
@@ -70,11 +75,28 @@ class Watch:
         for event in self._events.read():
             outcome = self.on_event(event) or outcome
         self._view.show(self._metrics.read())
+        self._tell_waiting()
         for exit in exits:
             outcome = outcome or self.on_exit(exit)
         if self._gone and time.monotonic() > self._gone + LAST_WORD:
             outcome = outcome or self._failed("the ServerApp ended without reporting to Flower", self._server_log)
         return outcome
+
+    def _tell_waiting(self) -> None:
+        """Say that an app's strategy waits for more clients than are there: it does so without end."""
+        size = self._server_log.stat().st_size if self._server_log.exists() else 0
+        if size == self._looked:
+            return
+        self._looked = size
+        found = [WAITS.search(line) for line in tail(self._server_log, PATIENT).splitlines()]
+        (first, *_), numbers = found or [None], {each and each.groups() for each in found}
+        if first is None or len(found) < PATIENT or len(numbers) > 1 or self._waits == first.groups():
+            return
+        self._waits = there, wanted = first[1], first[2]
+        self._view.say(
+            f"Flower waits for {wanted} clients, and there {'is' if there == '1' else 'are'} {there}: start as many "
+            f"(--supernodes {wanted}), or lower min_available_nodes and its like in the app's strategy; Ctrl-C stops it"
+        )
 
     def on_event(self, event: Mapping[str, Any]) -> Outcome | None:
         if event["event"] == "error":

@@ -8,7 +8,7 @@ import pytest
 from prunella.deploy.runs import RunDir, create
 from prunella.deploy.runtime import watch as watching
 from prunella.deploy.runtime.processes import Exit
-from prunella.deploy.runtime.watch import Outcome, Watch, tail
+from prunella.deploy.runtime.watch import PATIENT, Outcome, Watch, tail
 from tests.deploy.fakes import Quiet
 
 
@@ -58,6 +58,20 @@ def test_a_client_that_no_round_can_do_without_is_told_as_that(run: RunDir) -> N
     _, said = watch(run, ended=(*both, Exit("client-exec-2", 1)), spare=1)
     assert ["min-clients" in each for each in said] == [False, False, True]
     assert "--resume" in said[-1]
+
+
+def test_who_waits_for_more_clients_than_there_are_says_so_once(run: RunDir) -> None:
+    run.logs.mkdir(parents=True, exist_ok=True)
+    quiet, log = Quiet(), run.log("server")
+    watch = Watch(run, quiet, quiet, stock=False)
+    line = "\x1b[92mINFO \x1b[0m:      Waiting for nodes to connect: {} connected (minimum required: 2).\n"
+    log.write_text(line.format(0) * PATIENT + line.format(1) * (PATIENT - 1))
+    assert watch.step() is None and not quiet.said, "more may be on their way"
+    for _ in range(3):
+        log.write_text(log.read_text() + line.format(1))
+        assert watch.step() is None
+    (told,) = quiet.said
+    assert told.startswith("Flower waits for 2 clients, and there is 1: start as many (--supernodes 2), or lower min_")
 
 
 def test_a_serverapp_that_ends_without_reporting_is_not_waited_for_forever(
