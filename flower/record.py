@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from logging import WARNING
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,14 @@ class Training:
     steps: int | None = None
     momentum: float = 0.0
     weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises ``ConfigError`` for a training that there is not."""
+        least = {"batch_size": self.batch_size, "epochs": self.epochs, "steps": 1 if self.steps is None else self.steps}
+        if wrong := [name for name, value in least.items() if not isinstance(value, Integral) or value < 1]:
+            raise ConfigError(f"Training: {wrong[0]} is a whole number of at least 1")
+        if not self.learning_rate > 0 or self.momentum < 0 or self.weight_decay < 0:
+            raise ConfigError("Training: a learning_rate is above 0, momentum and weight_decay are not below it")
 
     def taken(self, examples: int) -> int:
         """Local steps of a client with so many examples.
@@ -122,7 +131,16 @@ class Recorder:
     _sent: dict[int, tuple[Tree, Tree]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises ``ConfigError`` for a task that no trace can hold."""
+        """Raises ``ConfigError`` for a task that no trace can hold, and for what is no task or no training."""
+        if not isinstance(self.task, Task):
+            raise ConfigError('the recorder\'s task is no Task: write Task("my_app.model:build", (3, 32, 32), 10)')
+        if not isinstance(self.training, Training):
+            raise ConfigError("how clients train is no Training: write Training(learning_rate=0.1, batch_size=32)")
+        if not callable(self.chosen):
+            raise ConfigError("chosen is a function of round and node: write chosen=lambda round, node: round == 1")
+        self.folder = Path(self.folder)
+        if not isinstance(self.task.shape, tuple | list):
+            raise ConfigError("a Task is of model, shape and classes: write Task(model, (3, 32, 32), 10)")
         if len(self.task.shape) != 3:
             raise ConfigError(
                 f"the task's shape {self.task.shape} is not (C, H, W): write (1, 1, {math.prod(self.task.shape)}) and "
@@ -170,7 +188,17 @@ class Recorder:
                 if id(content) not in split:
                     split[id(content)] = self.split(content)
                 self._sent[node] = split[id(content)]
+        if self._sent:
+            self._require_folder()
         return messages
+
+    def _require_folder(self) -> None:
+        """Make the folder of the traces, before a client trains for one that cannot be written."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            told = f"traces cannot be written into {self.folder} ({type(error).__name__}): name another folder"
+            raise ConfigError(told) from None
 
     def record(
         self, round: int, replies: Iterable[Message], plain: Plain = content_of, beside: Beside = nothing_beside

@@ -25,12 +25,13 @@ from prunella.library.attack import attack
 from prunella.tasks.task import Task
 from prunella.wire.records import to_dense
 from tests.flower import foreign
-from tests.flower.foreign import make, run
+from tests.flower.foreign import Seen, make, run
 from tests.quickstart import BATCH, LEARNING_RATE, Net, app, load
 
 MODEL = "tests.quickstart:build"
 TASK = Task(MODEL, (1, 8, 8), 10)
 HOW = Training(LEARNING_RATE, BATCH)
+OWN = Task("tests.flower.foreign:Net", (1, 8, 8), 10)
 
 
 def start(strategy: Strategy, folder: Path, rounds: int = 1, tamper: Tamper | None = None) -> ArrayRecord:
@@ -157,6 +158,34 @@ def test_positions_of_parameters_have_no_second_name(tmp_path: Path) -> None:
 def test_a_shape_that_no_trace_can_hold_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\(12,\) is not \(C, H, W\): write \(1, 1, 12\)"):
         Recorder(Task(MODEL, (12,), 2), tmp_path, HOW)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (lambda: {"task": "cnn"}, "is no Task: write Task("),
+        (lambda: {"task": Task("cnn", 10, (1, 8, 8))}, "a Task is of model, shape and classes"),  # type: ignore[arg-type]
+        (lambda: {"training": 0.1}, "is no Training: write Training("),
+        (lambda: {"chosen": [1]}, "chosen is a function"),
+        (lambda: {"training": Training(0.1, 0)}, "batch_size is a whole number"),
+        (lambda: {"training": Training(0.1, 8, epochs=0)}, "epochs is a whole number"),
+        (lambda: {"training": Training(0.1, 8, steps=1.5)}, "steps is a whole number"),  # type: ignore[arg-type]
+        (lambda: {"training": Training(0.0, 8)}, "learning_rate is above 0"),
+    ],
+)
+def test_what_would_record_nothing_is_refused_at_once(given: Any, told: str, tmp_path: Path) -> None:
+    """Else the run would go on to its end, and each trace be missing."""
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        Record(FedAvg(), **{"folder": tmp_path, "task": TASK, "training": HOW, **given()})
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_a_client_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    seen = Seen()
+    strategy = Record(FedAvg(fraction_evaluate=0.0), tmp_path / "file" / "traces", OWN, Training(0.1, 8))
+    with pytest.raises(ConfigError, match="traces cannot be written into .* .NotADirectoryError.: name another"):
+        run(make([]), tmp_path / "state", {}, strategy, tamper=seen)
+    assert not seen.replies
 
 
 def test_code_of_a_trace_runs_only_where_the_user_names_it(tmp_path: Path) -> None:
