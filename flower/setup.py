@@ -70,6 +70,20 @@ def scored(tree: Tree) -> Tree:
     return {name: t if t.dtype == torch.float64 else t.float() for name, t in floats(tree).items()}
 
 
+def check_given(scheme: object, given: Given) -> None:
+    """Refuse (``ConfigError``) what is of another kind than ``Prune`` takes, before a client trains."""
+    if not isinstance(scheme, str):
+        raise ConfigError('a scheme is a name: write Prune(strategy, "magnitude", rate=0.3)')
+    model, shape, public = given.model, given.shape, given.public
+    if model is not None and not isinstance(model, nn.Module):
+        raise ConfigError("model is a module of PyTorch's, with its parameters: write model=Net()")
+    if shape is not None and (len(shape) != 3 or not all(isinstance(side, int) for side in shape)):
+        raise ConfigError("shape is that of one input, without a batch: write shape=(3, 32, 32)")
+    pair = public is not None and len(public) == 2 and all(isinstance(part, Tensor) for part in public)
+    if public is not None and not (pair and len(public[0]) == len(public[1]) and not public[1].is_floating_point()):
+        raise ConfigError("public are two tensors, images [N, C, H, W] and labels [N] as whole numbers")
+
+
 @dataclass(frozen=True)
 class Setup:
     """A scheme with its settings: ``raw`` by key, and ``settings`` as parsed."""
@@ -84,6 +98,7 @@ class Setup:
     def of(cls, run: dict[str, Any], settings: dict[str, Any], given: Given) -> "Setup":
         """``run`` has the scheme as ``strategy``; ``settings`` are the scheme's, by Python's names."""
         scheme, (model, shape, public, task) = run["strategy"], given
+        check_given(scheme, given)
         entry = find(scheme)
         if scheme not in SCHEMES:
             raise ConfigError(f"Prune does not know {scheme}: choose one of {', '.join(SCHEMES)}")

@@ -1,5 +1,6 @@
 """The scheme that Prune was told: Fed-LTP's models are our own server's, one for each client."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +13,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 from torch import nn
 
 from prunella.core.config import Run
+from prunella.core.errors import ConfigError
 from prunella.core.randomness import stream
 from prunella.core.trees import Mask, Tree, apply_mask, count
 from prunella.flower.defend import Defend
@@ -34,6 +36,22 @@ from tests.flower.test_scheme import Looked, Watched, Wire, assert_no_larger, eq
 TASK = Task("tests.flower.foreign:Net", (1, 8, 8), 10)
 SETTINGS: dict[str, Any] = {"tickets": 2, "iterations": 5, "further": 0.4}
 GIVEN: dict[str, Any] = {"task": TASK, "public": load(5), "seed": 4, **SETTINGS}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "given", "told"),
+    [
+        (0.3, {}, "a scheme is a name"),
+        ("magnitude", {"model": TASK.build}, "write model=Net()"),
+        ("synflow", {"model": TASK.build(), "shape": (1, 1, 8, 8)}, "write shape=(3, 32, 32)"),
+        ("snip", {"public": [load(5), load(6), load(7)]}, "public are two tensors"),
+        ("snip", {"public": (load(5)[0], load(5)[1].float())}, "labels [N] as whole numbers"),
+        ("snip", {"public": (load(5)[0], load(5)[1][:3])}, "public are two tensors"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused_at_once(scheme: Any, given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        Prune(FedAvg(), scheme, **{"model": TASK.build(), "shape": TASK.shape, **given})
 
 
 def models(count: int) -> tuple[Tree, list[Mask]]:
