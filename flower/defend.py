@@ -101,7 +101,9 @@ class Defend:
     Raises nothing but ``PrunellaError``, whose text tells the server names and settings only.
     """
 
-    def __init__(self, metrics: str | tuple[str, ...] = ()) -> None:
+    def __init__(self, metrics: str | tuple[str, ...] = (), *called: Any) -> None:
+        if called:  # by Flower, with a message, a context and the app
+            raise ConfigError("Defend is called with parentheses: write ClientApp(mods=[Defend()])")
         self.metrics = (metrics,) if isinstance(metrics, str) else tuple(metrics)
 
     def __call__(self, message: Message, context: Context, call_next: Next) -> Message:

@@ -272,6 +272,7 @@ clipping.__name__ = "fixedclipping_mod"
         ({"defenses": "soteria,dgp"}, [Defend()], {}, "soteria works inside the training loop"),
         ({"defenses": "dgp"}, [Defend(), clipping], {}, "mods=[fixedclipping_mod, Defend()]"),
         ({"defenses": "dgp"}, [Defend(), Defend()], {}, "Defend stands twice"),
+        ({"defenses": "dgp"}, [Defend], {}, "write ClientApp(mods=[Defend()])"),
         ({"defenses": "dgp"}, [Defend()], {"loop": nan}, "fc1.weight is not finite"),
         ({"defenses": "dgp"}, [Defend()], {"arrays": integers}, "no defense works on it"),
         ({"defenses": "dgp"}, [Defend()], {"arrays": counting, "build": Counting}, "no defense works on it"),
