@@ -198,6 +198,8 @@ def _check_keys(config: Mapping[str, object]) -> None:
     known = KEYS + SUMS
     for key in config:
         meant = key.lower().replace("_", "-")
+        if meant == "state-dir" != key:
+            raise ConfigError(f"{key} in the node configuration is not read: write {meant}")
         near = {meant, meant.rpartition(".")[2]} & {*known, "budget"} or meant.startswith(("require", "epsilon"))
         if key not in known and (near or difflib.get_close_matches(meant, SUMS, cutoff=0.8)):
             raise ConfigError(f"{key} in the node configuration is no condition: write {', '.join(known)}")

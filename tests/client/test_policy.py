@@ -91,6 +91,7 @@ def test_a_defense_of_nobody_knows_whom_is_neither_let_in_nor_imported(config: d
         ({"sum-lest": 3}, "is no condition"),
         ({"privacy.epsilon-budget": 3.0}, "is no condition"),
         ({"budget": 3.0}, "is no condition"),
+        ({"state_dir": "/var/lib/prunella"}, "state_dir in the node configuration is not read: write state-dir"),
     ],
 )
 def test_a_condition_that_cannot_be_held_is_no_condition(config: dict[str, object], words: str) -> None:
