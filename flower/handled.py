@@ -4,6 +4,7 @@ Errors: ``DefenseError`` for an answer that did not come out of the guarded loop
 """
 
 import json
+import logging
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from prunella.privacy.ledger.ledger import spend
 
 # Of the app, over all runs, while an ε holds: a failure can be a bit about the data, which no noise covers.
 FAILURES = 20
+logger = logging.getLogger(__name__)
 _UNUSED, _NONE = PrivateGenerator(bytes(32)), torch.empty(0)  # where nothing is drawn or fitted
 
 
@@ -157,6 +159,7 @@ def rationed(site: Site) -> Iterator[None]:
     path = site.store.home / "failures.json"
     before = int(json.loads(path.read_text())) if path.exists() else 0
     if before >= FAILURES:
+        logger.error("asked no more after %d failures: read this log, then remove %s", before, path)
         raise DefenseError(
             f"this site's app has failed {before} times under an ε, or before anything left that none covers, and that "
             "tells more than an ε counts: its owner "

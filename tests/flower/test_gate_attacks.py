@@ -57,7 +57,9 @@ class Oracle:
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
-def test_weights_on_which_honest_code_fails_ask_few_questions_under_an_epsilon(kind: str, tmp_path: Path) -> None:
+def test_weights_on_which_honest_code_fails_ask_few_questions_under_an_epsilon(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     place, oracle = Place(tmp_path, **EPSILON), Oracle()
     honest, large = place.sent, {name: 1e6 * tensor for name, tensor in place.sent.items()}
     content = {"content": told} if kind != "train" else {}
@@ -85,6 +87,7 @@ def test_weights_on_which_honest_code_fails_ask_few_questions_under_an_epsilon(k
     assert "failed 20 times" in place.refused(app, kind) and oracle.calls == called
     assert json.loads((tmp_path / "flower" / "failures.json").read_text()) == FAILURES
     assert "has to read the client's log" in place.refused(app_of(guarded))
+    assert f"remove {tmp_path / 'flower' / 'failures.json'}" in caplog.text, "which the server is not told"
     (tmp_path / "flower" / "failures.json").unlink()
     place.sent = honest
     place.ask(app_of(guarded))
