@@ -7,6 +7,7 @@ continues. What starting again cannot fix (``deploy.machines.connection_errors``
 message that names the fix.
 """
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from prunella.deploy.runtime.processes import Backend, Exit, Process, StockBacke
 from prunella.deploy.runtime.services import SUPERLINK, SUPERNODE, command_line
 from prunella.deploy.runtime.watch import INTERVAL, signals_interrupt
 
+FULL, LOOK = 1_000_000, 10.0  # bytes below which a disk counts as full, and seconds between two looks at it
 AGAIN = 5.0  # seconds before something that ended is started again
 PATIENCE = 90.0  # seconds that a key may stay unknown or counted as online: Flower needs 66 to forget a dead SuperNode
 # What the log says once a process is ready; if it ends before that, it is not started again.
@@ -70,6 +72,7 @@ class Supervisor:
         self._due: dict[str, float] = {}  # when to start what again
         self._problem_since: float | None = None
         self._hinted = False
+        self._look, self._full = 0.0, False  # when to look at the disk again, and whether it was full
 
     def start(self) -> None:
         for process in self.processes:
@@ -84,6 +87,9 @@ class Supervisor:
         """Check once. Raises ``LaunchError`` when the main process has ended for good."""
         exits = self.backend.exits()
         self.show()
+        if now >= self._look:
+            self._look = now + LOOK
+            self.check_disk()
         for exit in exits:
             self.on_exit(exit, now)
         for process in self.processes:
@@ -103,6 +109,16 @@ class Supervisor:
             self.say(f"prunella: {HINT}")
         if new:
             self.say(new.rstrip("\n"))
+
+    def check_disk(self) -> None:
+        """Say once that the disk is full: where the logs are as well, nothing else can tell why all fails."""
+        home = Path(self.main.log).parent.parent
+        usage = shutil.disk_usage(home)
+        before, self._full = self._full, bool(usage.total) and usage.free < FULL
+        if self._full and not before:
+            self.say(
+                f"prunella: the disk of {home} is full: free some space; until then nothing can be kept, and fails"
+            )
 
     def on_exit(self, exit: Exit, now: float) -> None:
         if exit.name != self.main.name:

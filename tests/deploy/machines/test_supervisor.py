@@ -1,10 +1,12 @@
 """What is started again, what is given up, and with which words; on a clock of our own."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from prunella.deploy.errors import LaunchError
+from prunella.deploy.machines import supervisor
 from prunella.deploy.machines.commands import EXECUTOR
 from prunella.deploy.machines.supervisor import AGAIN, Supervisor, Tail
 from prunella.deploy.runtime.processes import Exit, Process
@@ -52,6 +54,15 @@ class Bench:
 @pytest.fixture
 def node(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
+
+
+def test_a_full_disk_is_told_once_until_there_is_room_again(node: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = shutil.disk_usage(node.log.parent).free
+    for now, least in enumerate((free // 2, free * 2, free * 2, free // 2, free * 2)):
+        monkeypatch.setattr(supervisor, "FULL", least)
+        node.supervisor.step(1000.0 + now * supervisor.LOOK)
+        node.supervisor.step(1000.1 + now * supervisor.LOOK)
+    assert ["is full: free some space" in line for line in node.said] == [True, True]
 
 
 def test_a_supernode_that_the_superlink_forgot_comes_back(node: Bench) -> None:
