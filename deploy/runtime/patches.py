@@ -251,6 +251,37 @@ def repeatable_uploads() -> None:
         replace(f"flwr.supercore.corestate.{kind}_corestate", "OBJECT_PUSH_SESSION_TTL_SECONDS", uploads.PATIENCE)
 
 
+def heartbeats_that_go_on() -> None:
+    """A SuperLink that fails inside for a moment, on a full disk for example, loses no SuperNode. In Flower 1.39 an
+    "internal server error" ends the thread of heartbeats and nothing else: the process runs on, and counts as offline
+    until somebody starts it again."""
+    module = "flwr.supercore.heartbeat"
+    sender, failure = _attribute(module, "HeartbeatSender"), _attribute(module, "HeartbeatFailure")
+    if not hasattr(sender, "_heartbeat"):
+        raise PatchError(f"has no {module}.HeartbeatSender._heartbeat")
+    beat = sender._heartbeat
+
+    def again(self: Any) -> None:
+        try:
+            beat(self)
+        except Exception as error:
+            if failed_inside(error):
+                raise failure from error  # which Flower tries again
+            raise
+
+    sender._heartbeat = again
+
+
+def failed_inside(error: Exception) -> bool:
+    """Whether a server answered that it could not, and not that it would not."""
+    import grpc
+    import httpx
+
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.is_server_error
+    return isinstance(error, grpc.Call) and error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+
+
 def readable_replies() -> None:
     """A reply that the ServerApp cannot read is one that is left out, and not the end of its run
     (``server.envelopes``)."""
@@ -359,6 +390,7 @@ def apply(spawn: Spawn, poll: float = POLL) -> Apps:
     faster_objects()
     repeated_calls()
     repeatable_uploads()
+    heartbeats_that_go_on()
     readable_replies()
     forked_tasks(spawn, poll)
     quiet_superlink()

@@ -207,3 +207,53 @@ def test_virtual_clients_get_the_messages_that_flower_itself_would_hand_out() ->
     assert (often, seldom) == (100, 3)
     source = inspect.getsource(InMemoryLinkState)
     assert "self.message_ins_store: dict[str, Message]" in source and "with self.lock:" in source
+
+
+BEATS = """
+import sys, time
+from concurrent import futures
+import grpc
+from flwr.supercore.heartbeat import HeartbeatSender
+from prunella.deploy.runtime import patches
+
+if sys.argv[1] == "ours":
+    patches.heartbeats_that_go_on()
+codes = [grpc.StatusCode[name] for name in sys.argv[2:]]
+
+class Server(grpc.GenericRpcHandler):
+    def service(self, details):
+        def answer(request, context):
+            if codes:
+                context.abort(codes.pop(0), "no")
+            return b"yes"
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+server = grpc.server(futures.ThreadPoolExecutor(1))
+server.add_generic_rpc_handlers([Server()])
+port = server.add_insecure_port("127.0.0.1:0")
+server.start()
+call = grpc.insecure_channel(f"127.0.0.1:{port}").unary_unary("/Fleet/Beat")
+done = []
+sender = HeartbeatSender(lambda: bool(call(b"", timeout=5)) and not done.append(1))
+sender.start()
+while sender.is_running and not done:
+    time.sleep(0.05)
+print("beats" if done else "ended")
+server.stop(None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("whose", "answers", "end"),
+    [
+        ("flower's", ("INTERNAL",), "ended"),  # or what is replaced has no reason any more
+        ("ours", ("INTERNAL", "UNKNOWN"), "beats"),
+        ("ours", ("UNAUTHENTICATED",), "ended"),
+    ],
+)
+def test_a_superlink_that_fails_inside_for_a_moment_loses_no_supernode(
+    whose: str, answers: tuple[str, ...], end: str
+) -> None:
+    command = [sys.executable, "-c", BEATS, whose, *answers]
+    done = subprocess.run(command, env=importable(environment()), capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == [end], done.stderr
