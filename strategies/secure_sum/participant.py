@@ -87,9 +87,12 @@ def _seal(own: Secrets, party: Party, client: int, to: int, letter: bytes) -> by
 def _open(own: Secrets, party: Party, client: int, sender: int, sealed: bytes) -> tuple[bytes, bytes]:
     """The shares of ``sender``: of its own mask's secret, and of its key."""
     about = party.context("letter", sender, client)
-    letter = unseal(agree(own.letters, party.of(sender).letters, about), sealed, about)
+    try:
+        letter = unseal(agree(own.letters, party.of(sender).letters, about), sealed, about)
+    except WireError:
+        letter = b""
     if len(letter) != 2 * SHARE:
-        raise WireError("malformed", "a letter of another client holds no shares")
+        raise WireError("malformed", f"the letter of client {sender} to client {client} is none")
     return letter[:SHARE], letter[SHARE:]
 
 

@@ -41,7 +41,7 @@ class Summation:
         for client in sorted(self.survivors):
             secret = self._joined(revealed, client)
             if mark(secret) != self.party.of(client).mark:
-                raise WireError("malformed", "the shares of a client's own mask do not give it")
+                raise WireError("malformed", f"the shares of client {client}'s own mask do not give it")
             added(total, own_mask(secret, self.party, client, self.count, self.form), -1)
         for lost in sorted(self.peers - self.survivors):
             self._take_off(total, lost, self._joined(revealed, lost))
@@ -50,7 +50,7 @@ class Summation:
     def _take_off(self, total: Words, lost: int, key: bytes) -> None:
         """The masks that the survivors share with a client whose words did not come."""
         if public_of(key) != self.party.of(lost).masks:
-            raise WireError("malformed", "the shares of a client's key do not give it")
+            raise WireError("malformed", f"the shares of client {lost}'s key do not give it")
         for client in sorted(self.survivors):
             mask = pair_mask(key, self.party, lost, client, self.count, self.form)
             added(total, mask, -sign_of(client, lost))

@@ -59,15 +59,15 @@ def test_a_client_takes_part_only_with_the_keys_that_it_has_just_made() -> None:
 def test_letters_of_another_sum_or_of_another_client_do_not_open() -> None:
     honest, older = Honest(4), Honest(4)
     participant.require_letters(honest.own[3], honest.party, 3, honest.letters[3])
-    for wrong in (
-        honest.letters[3] | {4: older.letters[3][4]},
-        honest.letters[3] | {4: honest.letters[3][5]},
-        honest.letters[3] | {4: honest.letters[5][4]},
+    for wrong in (older.letters[3][4], honest.letters[3][5], honest.letters[5][4], b""):
+        with pytest.raises(WireError, match="the letter of client 4 to client 3 is none"):
+            participant.require_letters(honest.own[3], honest.party, 3, honest.letters[3] | {4: wrong})
+    for few in (
         {c: letter for c, letter in honest.letters[3].items() if c != 3},
         dict(list(honest.letters[3].items())[:2]),
     ):
-        with pytest.raises(WireError):
-            participant.require_letters(honest.own[3], honest.party, 3, wrong)
+        with pytest.raises(WireError, match="must be there"):
+            participant.require_letters(honest.own[3], honest.party, 3, few)
 
 
 def test_for_every_client_one_share_is_revealed_and_never_both() -> None:

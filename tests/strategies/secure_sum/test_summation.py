@@ -54,7 +54,7 @@ def test_wrong_shares_are_noticed() -> None:
     for about in (4, 6):  # one that survived, one that was lost
         told = {c: dict(honest.reveal(c, survivors, votes)) for c in survivors}
         told[5][about] = told[5][about][:-1] + bytes([told[5][about][-1] ^ 1])
-        with pytest.raises(WireError):
+        with pytest.raises(WireError, match=f"of client {about}'s"):
             honest.summation(survivors).result(told)
 
 
