@@ -148,7 +148,6 @@ class Recorder:
             )
         module: nn.Module = self.task.build()
         self._params = {name: p.detach() for name, p in module.named_parameters()}
-        self._frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
         self._every = module.state_dict()  # tied weights under all their names, of which a trace has the first
         first = {id(p): name for name, p in module.named_parameters()}
         every = module.named_parameters(remove_duplicate=False)
@@ -223,10 +222,6 @@ class Recorder:
                 log(WARNING, "no trace of node %d in round %d: %s", node, round, told)
         return replies
 
-    def _may_move(self, name: str, moved: torch.Tensor) -> bool:
-        """Whether a change of zero would be one: not of what the module freezes, unless the app thawed it."""
-        return name not in self._frozen or bool(moved.any())
-
     def view(self, reply: RecordDict, params: Tree, buffers: Tree) -> ServerView:
         """What the server saw of one client. Raises ``AttackError`` when the answer does not fit what was sent."""
         after, received = self.split(reply)
@@ -235,7 +230,8 @@ class Recorder:
         return ServerView(
             _single(params),
             update,
-            shared={name: torch.full_like(t, self._may_move(name, t), dtype=torch.bool) for name, t in update.items()},
+            # What did not move at all the app has frozen, whatever the module says: a change of zero would be none.
+            shared={name: torch.full_like(t, bool(t.any()), dtype=torch.bool) for name, t in update.items()},
             buffers=_single(_as_answered(buffers, received)),
             received_buffers=_single(received),
             num_examples=examples,

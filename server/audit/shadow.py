@@ -81,12 +81,26 @@ class SentRound:
         return max(0, self.number - 1) if self.before is None else self.before
 
 
+def frozen_in(view: ServerView) -> frozenset[str]:
+    """The tensors that the client of an undefended ``view`` did not train: nothing of them was shared."""
+    if view.shared is None or not set(view.defenses) <= {"none"}:
+        return frozenset()
+    return frozenset(
+        n for n, seen in view.shared.items() if not seen.any() and (view.mask is None or view.mask[n].any())
+    )
+
+
 def template_of(view: ServerView, defenses: tuple[str, ...]) -> ServerView:
-    """``view`` without what the client sent, as the pattern of other clients' views under ``defenses``."""
+    """``view`` without what the client sent, as the pattern of other clients' views under ``defenses``: they train what
+    it trained."""
+    shared, frozen = view.mask, frozen_in(view)
+    if frozen:
+        trained = view.mask or full_mask(view.params)
+        shared = {name: seen & (name not in frozen) for name, seen in trained.items()}
     importance = None if view.importance is None else zeros_like(view.importance)
     labels = None if view.labels is None else torch.zeros_like(view.labels)
     update = zeros_like(view.update)
-    return replace(view, update=update, shared=view.mask, importance=importance, labels=labels, defenses=defenses)
+    return replace(view, update=update, shared=shared, importance=importance, labels=labels, defenses=defenses)
 
 
 def alike(a: ServerView, b: ServerView) -> bool:
@@ -124,6 +138,7 @@ class RunShadow:
     def __init__(self, raw: Raw, task: Task, view: ServerView, round: SentRound, public: Examples) -> None:
         self.run, self.raw, self.task = parse_run(raw), raw, task
         self.like, self.round, self.public = view, round, public
+        self.frozen = frozen_in(view)  # constants of the model, as its buffers are
         self.device = next(iter(view.params.values())).device
         self.chain = build_chain(view.defenses or ("none",), raw)
         self._trained: dict[int, ChainState] = {}
@@ -136,8 +151,15 @@ class RunShadow:
 
     @cached_property
     def _received(self) -> Received:
-        mask = self.round.mask or self.like.mask or full_mask(self.like.params)
-        return Received(self.like.params, to_device(mask, self.device), self.like.buffers)
+        mask = to_device(self.round.mask or self.like.mask or full_mask(self.like.params), self.device)
+        params = self.like.params
+        if not self.frozen:
+            return Received(params, mask, self.like.buffers)
+        fixed = {name: params[name] for name in self.frozen}
+        return Received(self._trainable(params), self._trainable(mask), {**self.like.buffers, **fixed})
+
+    def _trainable(self, tree: Tree) -> Tree:
+        return {name: tensor for name, tensor in tree.items() if name not in self.frozen}
 
     def _draws(self, draw: int, purpose: str) -> PrivateGenerator:
         purpose = f"{self.round.whose}-{purpose}"
@@ -210,12 +232,14 @@ class RunShadow:
         update = attacked(
             self.run, self.raw, self._procedure.module, like.params, self._rounded(out.update, out.shared)
         )
+        nothing = {name: torch.zeros_like(like.params[name]) for name in self.frozen}
+        buffers = {name: done.result.buffers[name] for name in like.buffers}
         view = replace(
             like,
-            update=apply_mask(update, out.shared),
-            mask=None if like.mask is None else done.result.base,
-            shared=out.shared,
-            received_buffers=done.result.buffers if like.received_buffers else {},
+            update={**apply_mask(update, out.shared), **nothing},
+            mask=like.mask if like.mask is None or self.frozen else done.result.base,
+            shared={**out.shared, **{name: tensor.bool() for name, tensor in nothing.items()}},
+            received_buffers=buffers if like.received_buffers else {},
             importance=None if like.importance is None else self._told(done.result, like.importance),
             num_examples=None if like.num_examples is None else min(done.steps * done.size, len(shown)),
             labels=None if like.labels is None else truth.y[: min(done.steps * done.size, len(shown))].to(self.device),

@@ -137,8 +137,17 @@ class Tied(foreign.Net):
         return self.fc2(hidden)
 
 
-def test_tied_weights_are_recorded_once_and_frozen_ones_as_not_shared(tmp_path: Path) -> None:
-    task, app = Task("tests.flower.test_record:Tied", (1, 8, 8), 10), make([], build=Tied)
+class Thawed(Tied):
+    """The same model in the hands of a server that does not know what the app freezes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(True)
+
+
+@pytest.mark.parametrize("known", ["Tied", "Thawed"])
+def test_tied_weights_are_recorded_once_and_frozen_ones_as_not_shared(known: str, tmp_path: Path) -> None:
+    task, app = Task(f"tests.flower.test_record:{known}", (1, 8, 8), 10), make([], build=Tied)
     strategy = Record(FedAvg(fraction_evaluate=0.0), tmp_path / "traces", task, Training(0.1, 8))
     run(app, tmp_path / "state", {}, strategy, build=Tied)
     view, _, _ = load_trace(tmp_path / "traces" / "round-000001-node-100.safetensors", task)

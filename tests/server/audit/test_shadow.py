@@ -213,3 +213,27 @@ def test_shadows_share_a_few_trained_defenses_and_no_draw(monkeypatch: pytest.Mo
     assert len(shadow._trained) == 2
     name = next(iter(sent[0].update))
     assert not torch.equal(sent[0].shared[name], sent[2].shared[name])
+
+
+def test_a_shadow_trains_what_the_client_of_a_trace_trained() -> None:
+    """Of a frozen backbone nothing arrives, and a control that told its gradients would be far easier than the case."""
+    params, buffers = initial(TASK, 0)
+    frozen = {name for name in params if name.startswith("0.")}
+    shared = {name: torch.full_like(tensor, name not in frozen, dtype=torch.bool) for name, tensor in params.items()}
+    how = {"num_examples": 8, "steps": 2, "batch_size": 4, "learning_rate": 0.1, "momentum": 0.9}
+    view = ServerView(params, params, shared=shared, buffers=buffers, **how)
+    shadow = RunShadow({"strategy": "fedavg"}, TASK, template_of(view, ("none",)), SentRound(0), PUBLIC)
+    sent = shadow.play(PUBLIC.take(torch.arange(8)), 0)
+    module = TASK.build()
+    module.load_state_dict(params)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    sgd = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], 0.1, momentum=0.9)
+    for at in (0, 4):
+        sgd.zero_grad()
+        torch.nn.functional.cross_entropy(module(sent.truth.x[at : at + 4]), sent.truth.y[at : at + 4]).backward()
+        sgd.step()
+    assert frozen and sent.view.update.keys() == params.keys() and sent.view.shared is not None
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(sent.view.update[name], parameter.detach() - params[name])
+        assert bool(sent.view.shared[name].all()) is bool(sent.view.shared[name].any()) is (name not in frozen)
