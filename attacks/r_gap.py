@@ -27,8 +27,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
-from scipy.sparse.linalg import LinearOperator, lsmr
 from torch import Generator, Tensor, nn
 from torch.nn.functional import conv2d, softmax
 from torch.nn.grad import conv2d_input, conv2d_weight
@@ -117,6 +115,8 @@ def last_features(weight: Tensor, bias: Tensor | None, slope: Tensor) -> tuple[T
     if direction[direction.abs().argmax()] > 0:  # the label's entry is the largest, and negative
         direction, features = -direction, -features
     label = int(direction.argmin())
+    from scipy.optimize import minimize_scalar  # half a second of importing, in every process of a run
+
     logits, shift = weight @ features, 0.0 if bias is None else bias
     one_hot = torch.zeros_like(direction)
     one_hot[label] = 1.0
@@ -136,6 +136,8 @@ def last_features(weight: Tensor, bias: Tensor | None, slope: Tensor) -> tuple[T
 
 def solve_convolution(conv: nn.Conv2d, shape: torch.Size, known: tuple[Tensor, ...], attack: RGap) -> Tensor:
     """The input [1, C, H, W] of a convolution from weight, z less bias, dz and the weight's gradient."""
+    from scipy.sparse.linalg import LinearOperator, lsmr
+
     weight, z, dz, slope = known
     balance = float(weight.flatten(1).norm(dim=1).mean() / dz.flatten(2).norm(dim=2).mean().clamp_min(_TINY))
 

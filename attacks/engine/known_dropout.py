@@ -11,7 +11,6 @@ is read. Shapes: dW [K, F]. No errors: what cannot be read is left as it is.
 """
 
 import torch
-from scipy.stats import binom
 from torch import Tensor, fx, nn
 
 from prunella.core.tracing import symbolic_trace
@@ -83,10 +82,12 @@ def factors(gradient: Tensor, arrived: Tensor, p: float) -> Tensor | None:
     >>> factors(gradient, torch.tensor([[True, True, False]]).expand(2, 3), 0.5).tolist()
     [0.0, 2.0, 1.0]
     """
+    from scipy.special import bdtr  # scipy.stats would be a second of importing, in every process of a run
+
     nonzero = gradient != 0
     told = (arrived & nonzero.any(dim=1, keepdim=True)).any(dim=0)  # by a row that says anything
     kept, units = nonzero.any(dim=0), int(told.sum())
-    if not units or binom.cdf(int((told & ~kept).sum()), units, p) < _LIKELY:
+    if not units or bdtr(int((told & ~kept).sum()), units, p) < _LIKELY:
         return None
     return torch.where(told, kept / (1 - p), torch.ones_like(gradient[0]))
 
