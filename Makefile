@@ -26,8 +26,8 @@ lint: $(VENV)/dev
 unit: $(VENV)/dev  ## Fast tests, the examples in docstrings among them; no Flower process.
 	$(BIN)/pytest -n 2 --durations 25 -m "not federation and not slow" tests
 
-federation: $(VENV)/dev  ## Real SuperLinks and SuperNodes over gRPC; two at a time. Then the slow tests.
-	$(BIN)/pytest -n 2 --durations 25 $(TOGETHER) -m "federation or slow" tests || \
+federation: $(VENV)/dev  ## Real SuperLinks and SuperNodes over gRPC; some at a time. Then the slow tests.
+	$(BIN)/pytest -n $(AT_ONCE) --durations 25 $(TOGETHER) -m "federation or slow" tests || \
 	  { $(AGAIN) && $(BIN)/pytest $(FAILED) -m "federation or slow" tests; }
 
 newest: $(NEWEST)/installed  ## What touches Flower, with the newest release that is started: over HTTP, not gRPC.
@@ -35,6 +35,8 @@ newest: $(NEWEST)/installed  ## What touches Flower, with the newest release tha
 	  { $(NEWEST)/bin/python -m pytest -n 2 $(TOGETHER) -m $(OF_NEWEST) $$tests || \
 	  { $(AGAIN) && $(NEWEST)/bin/python -m pytest $(FAILED) -m $(OF_NEWEST) $$tests; }; }
 
+# A federation waits for longer than it computes, and takes up to 3 GB with its tests: four at a time, where they fit.
+AT_ONCE := $(shell awk '/^MemTotal/ {n = int($$2 / 3500000); print (n < 2 ? 2 : n > 4 ? 4 : n)}' /proc/meminfo || echo 2)
 # Tests that share a federation on one worker, all other tests on whichever is free (tests/conftest.py).
 TOGETHER := --dist loadfile --no-loadscope-reorder
 # Hundreds of real processes on shared cores: tests that failed are asked once more, alone, and both outcomes are printed.
@@ -60,8 +62,9 @@ $(VENV)/installed: pyproject.toml $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[server,vision]"
 	touch $@
 
+# Of 29 000 modules few are ever imported, and those are compiled then: compiling all takes pip a third of its time.
 $(VENV)/dev: pyproject.toml $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --editable ".[dev]"
 	touch $@
 
 $(BIN)/python:
