@@ -114,11 +114,11 @@ def test_labels_in_open_steps_are_searched_in_the_components(task, batch, shadow
     client = dataclasses.replace(shadow, steps=3, batch_size=3)
     view = client.send(Examples(truth.x, truth.y), -1)
     assert view.labels is None
-    found = ATTACK.reconstruct(view, task, Components(iterations=3000), stream(0, purpose="attack"), shadow=client)
+    found = ATTACK.reconstruct(view, task, Components(iterations=1000), stream(0, purpose="attack"), shadow=client)
     wrong = ATTACK.reconstruct(
         client.send(Examples(batch(9, 9).x, batch(9, 9).y), -1),
         task,
-        Components(iterations=3000),
+        Components(iterations=1000),
         stream(0, purpose="attack"),
         shadow=client,
     )
