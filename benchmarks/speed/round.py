@@ -71,7 +71,7 @@ def main(grid, context):
             file.write(json.dumps(line) + "\\n")
 
     note(0, "rounds", config["rounds"])
-    if config["misbehave"] == "raise" or (config["misbehave"] == "unless-resumed" and not config["resume"]):
+    if config["misbehave"] == "unless-resumed" and not config["resume"]:
         raise RuntimeError("this app fails on purpose")
     if config["misbehave"] == "die":
         os.kill(os.getpid(), signal.SIGKILL)
