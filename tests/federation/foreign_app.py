@@ -7,7 +7,10 @@ from collections import Counter
 from pathlib import Path
 
 APPS = Path(__file__).parents[2] / "examples" / "flower-apps"
-DOWNLOADERS = ("from datasets", "from flwr_datasets", "from evaluate", "disable_progress_bar()")
+DOWNLOADERS = (
+    *("from datasets", "from flwr_datasets", "from evaluate", "disable_progress_bar()"),
+    *("from torchvision", "pytorch_transforms ="),
+)
 DIGITS = """
 
 # Written here by the tests, in place of a download: scikit-learn's digits as pictures of CIFAR-10's size.

@@ -15,7 +15,7 @@ from prunella.client.accounts import FILE
 from prunella.core.files import read_tree
 
 pytestmark = [pytest.mark.federation, pytest.mark.timeout(900)]
-ROUNDS, STEPS = 4, 8
+ROUNDS, STEPS = 3, 8
 GIVEN = ("model=cnn", "strategy=fedavg", "defenses=dp-sgd", f"rounds={ROUNDS}", f"local-steps={STEPS}")
 
 
@@ -25,7 +25,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         pytest.skip(why)
     with ExitStack() as stack:
         try:
-            link = stack.enter_context(thin_link(Line(rate=5e5, delay=0.1, loss=0.01)))
+            link = stack.enter_context(thin_link(Line(rate=1e6, delay=0.1, loss=0.01)))
         except OSError as error:
             pytest.skip(f"a thin link is not permitted here: {error}")
         made = Deployed(link, tmp_path_factory.mktemp("link"), stack)
