@@ -5,9 +5,9 @@ from the same weights, undefended. Where the attack rebuilds none of them, its f
 nothing, and the update is withheld: so is every update of more steps or images than this attack can undo, and one of
 fewer values than its images have pixels, which anything explains. Then it attacks the update as the server would see
 it, with known labels where every image can be guessed, at every level of noise (``privacy.leakage_guard``) until no
-image is rebuilt at a threshold. Without noise an update leaves only if the attack explained it all the same: one that
-it did not may be read by another attack. The update is withheld if the attack raises, if scores are not finite, or if
-the last level still leaks.
+image is rebuilt at a threshold. Without noise an update leaves only if the attack explained it all the same, and other
+images would not (``engine.others``): one that it did not may be read by another attack. The update is withheld if the
+attack raises, if scores are not finite, or if the last level still leaks.
 
 The error has the same text for every reason and holds no number, so that no score leaves. The images are scored in this
 module only. The guard protects against the attack that it runs, and no other.
@@ -23,6 +23,7 @@ from torch import Generator, Tensor
 from prunella.attacks import ATTACKS
 from prunella.attacks.engine.inversion import Inversion, explained
 from prunella.attacks.engine.matching import determined
+from prunella.attacks.engine.others import as_near
 from prunella.attacks.score.control import matched_view, rebuilt_control
 from prunella.attacks.score.leakage import Leakage, score
 from prunella.core.errors import ConfigError, DefenseError, unknown
@@ -103,7 +104,8 @@ def guarded(
                 logger.warning("the update has fewer values than its images have pixels: an attack proves nothing")
                 raise DefenseError(WITHHELD)
             rebuilt = ATTACKS[settings.attack].reconstruct(seen, task, attack, starts)
-            if not leaks(score(rebuilt, private), settings) and (level or rebuilt.objective <= _FITS):
+            fits = level or (rebuilt.objective <= _FITS and not as_near(seen, task, rebuilt))
+            if not leaks(score(rebuilt, private), settings) and fits:
                 return stronger
         logger.warning("the guard's attack succeeds at the last level of noise")
     except DefenseError:

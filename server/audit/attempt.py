@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 from torch import Generator
 
 from prunella.attacks import find_attack
+from prunella.attacks.engine.beside import SQUARES, STATISTICS
 from prunella.attacks.engine.case import noisy_images
 from prunella.attacks.engine.inversion import Inversion, explained
 from prunella.attacks.engine.matching import determined
+from prunella.attacks.engine.others import as_near
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.attacks.score.control import PSNR_FLOOR, rebuilt_control
@@ -86,9 +88,19 @@ def attempt(
         judged = explained(found, order.settings)
     labels = None if found.y is None else found.y.cpu()
     found = dataclasses.replace(found, x=found.x.detach().cpu(), y=labels)
-    if noisy_images(view) or not determined(view, task, len(found.x)):  # other images explain it, or noisy copies
+    if noisy_images(view) or others_explain(view, task, found, judged):
         return Attempt(dataclasses.replace(found, compared=False), cut, None if judged is None else False)
     return Attempt(found, cut, judged)
+
+
+def others_explain(view: ServerView, task: Task, found: Reconstruction, explained: bool | None) -> bool:
+    """Whether images that are not the client's explain the update as well as those ``found``, where these do: too few
+    values arrived, or nearly all of it is the same for any image. What was ``found`` by what left beside the update is
+    no guess at the update."""
+    if not determined(view, task, len(found.x)):
+        return True
+    told = found.found_by in (SQUARES, STATISTICS)
+    return not told and Fit(explained, found.fit).near and as_near(view, task, found)
 
 
 def control_fault(scores: Mapping[str, Any], fit: Fit) -> str | None:

@@ -1,14 +1,18 @@
 import dataclasses
 
 import torch
+from torch import nn
 
-from prunella.attacks.engine.case import Candidate, Case, ViewSetting, held_out, matchable
+from prunella.attacks.engine.case import Candidate, Case, Found, ViewSetting, held_out, matchable
+from prunella.attacks.engine.choice import settled
+from prunella.attacks.engine.inversion import EXPLAINED
 from prunella.attacks.engine.matching import target_of
+from prunella.attacks.engine.others import missed
 from prunella.attacks.portfolio import PLAIN, Portfolio
 from prunella.attacks.score.control import undefended_view
 from prunella.core.randomness import stream
-from prunella.core.types import PrivateBatch, ServerView
-from prunella.tasks.task import Task, initial
+from prunella.core.types import PrivateBatch, Reconstruction, ServerView
+from prunella.tasks.task import ModuleTask, Task, initial
 
 
 def setting(view: ServerView, task: Task) -> ViewSetting:
@@ -59,3 +63,19 @@ def test_descents_spend_the_budget_and_the_truth_misses_nothing(task, view, batc
     assert case.budget.left() == before - 2 * part.answer.iterations >= 0.95 * before  # of its two starts
     assert whole.answer.iterations > part.answer.iterations
     assert Candidate("sgi", matchable, {"tv": 0.1, "patience": 3}).name == "sgi tv=0.1"
+
+
+def test_where_any_image_misses_next_to_nothing_only_the_client_s_own_explains_the_update(task, view, batch) -> None:
+    """Behind sigmoids another digit of the class misses 1e-6, which ended the search. Elsewhere nothing changes."""
+    sizes = ((1, 2), (12, 2), (12, 1))
+    layers = [each for inputs, stride in sizes for each in (nn.Conv2d(inputs, 12, 5, stride, 2), nn.Sigmoid())]
+    flat = ModuleTask("net", (1, 8, 8), 10, nn.Sequential(*layers, nn.Flatten(), nn.Linear(48, 10)))
+    truth, noise = batch(0, 1), torch.rand(1, 1, 8, 8, generator=stream(0, purpose="noise"))
+    for each, seen in ((flat, undefended_view(flat, *initial(flat, 0), truth)), (task, view)):
+        case = Case(seen, each, Portfolio(), stream(0, purpose="attack"), float("inf"))
+        answers = [Reconstruction(x, truth.y, 0.0, 1) for x in (noise, truth.x)]
+        plain = [missed(case.judged, answer.x, truth.y) for answer in answers]
+        found = [Found("sgi", answer, None, case.missed(answer)) for answer in answers]
+        assert not settled(found[:1], False) and settled(found, False)
+        assert (plain[0] < EXPLAINED) is (each is flat)
+        assert each is flat or [one.missed for one in found] == plain

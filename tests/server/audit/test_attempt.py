@@ -5,18 +5,23 @@ import time
 
 import pytest
 import torch
+from torch import nn
 
 from prunella.attacks import ATTACKS, Attack
+from prunella.attacks.engine.inversion import EXPLAINED
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.ig import Ig
 from prunella.attacks.r_gap import RGap
+from prunella.attacks.representation import Representation
 from prunella.attacks.score.control import undefended_view
+from prunella.attacks.score.leakage import score
 from prunella.attacks.sgi import Sgi
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.server.audit.attempt import TRANSFORMED, Fit, Order, attempt, canary_outcome, control_fault, evidence
-from prunella.tasks.task import Task, initial
+from prunella.tasks.public import digits
+from prunella.tasks.task import ModuleTask, Task, initial
 
 TASK = Task("cnn", (1, 8, 8), 10)
 R_GAP = Order("r-gap", RGap(), stream(0, purpose="attack"))
@@ -49,6 +54,23 @@ def test_what_fewer_values_than_pixels_are_explained_by_is_not_an_explanation() 
     sgi = Order("sgi", Sgi(iterations=400), stream(0, purpose="attack"))
     found = attempt(sparse, TASK, sgi, ResumeStore())
     assert found.rebuilt.objective < 1e-4 and (found.explained, found.rebuilt.fit) == (False, None)
+
+
+def test_what_any_image_explains_is_not_explained() -> None:
+    """Behind sigmoids a first guess, which is noise, misses less than a ten-thousandth of an update: any image does."""
+    torch.manual_seed(0)
+    sizes = ((1, 2), (12, 2), (12, 1))
+    layers = [each for inputs, stride in sizes for each in (nn.Conv2d(inputs, 12, 5, stride, 2), nn.Sigmoid())]
+    task = ModuleTask("net", (1, 8, 8), 10, nn.Sequential(*layers, nn.Flatten(), nn.Linear(48, 10)))
+    batch = PrivateBatch(digits().x[:1], digits().y[:1])
+    view = undefended_view(task, *initial(task, 0), batch)
+    weak = attempt(view, task, Order("sgi", Sgi(iterations=1), stream(0, purpose="attack")), ResumeStore())
+    assert weak.rebuilt.objective < EXPLAINED and score(weak.rebuilt, batch).psnr.worst < 12
+    assert (weak.explained, weak.rebuilt.fit) == (False, None)
+    reads = Order("representation", Representation(), stream(0, purpose="attack"))
+    strong = attempt(view, task, reads, ResumeStore())
+    assert score(strong.rebuilt, batch).psnr.worst > 25
+    assert strong.explained and strong.rebuilt.fit is not None
 
 
 def test_what_explains_noisy_images_is_no_explanation_of_the_client_s() -> None:
