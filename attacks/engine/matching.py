@@ -20,16 +20,15 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
+from prunella.attacks.engine.cuts import cuts
 from prunella.attacks.engine.known_dropout import fix_dropout
 from prunella.attacks.engine.network import Network, network_of
 from prunella.attacks.engine.objectives import flatten
@@ -141,34 +140,11 @@ def show_zeros(module: nn.Module, shape: Shape) -> None:
         module(torch.zeros(1, *shape, device=next((p.device for p in module.parameters()), None)))
 
 
-def cuts(module: nn.Module, shape: Shape) -> list[tuple[int, frozenset[str]]]:
-    """Of every linear or convolution layer: how many inputs it has of an image, and the names of the parameters that
-    are used from there on, whose gradient depends on the image through these inputs alone, unless something leads
-    around the layer: then they are too few. A model that does not take an image of zeros has none."""
-    called, used, hooks = list[tuple[int, int]](), list[str](), []
-    for name, layer in module.named_modules():
-        own = [f"{name}.{each}" if name else each for each, _ in layer.named_parameters(recurse=False)]
-
-        def before(layer: nn.Module, inputs: tuple[Any, ...], own: list[str] = own) -> None:
-            if isinstance(layer, nn.Linear | _ConvNd):
-                called.append((inputs[0].numel(), len(used)))
-            used.extend(name for name in own if name not in used)
-
-        hooks.append(layer.register_forward_pre_hook(before))
-    try:
-        show_zeros(module, shape)
-    except Exception:  # noqa: BLE001 - somebody's own model: what then stands is the plain count
-        return []
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return [(inputs, frozenset(used[start:])) for inputs, start in called]
-
-
 def determined(view: ServerView, task: Task, guessed: int = 1) -> bool:
     """Whether as many values arrived as the client's images have pixels. Fewer are explained by many images, so that
-    explaining them shows nothing. Values that follow from a few inputs of a layer (``cuts``) count as these, for
-    every image of every step. Of a client whose number of images nobody tells, it is of as many as are ``guessed``.
+    explaining them shows nothing. Values that follow from a few of what a model makes of an image (``engine.cuts``)
+    count as these, for every image of every step. Of a client whose number of images nobody tells, it is of as many as
+    are ``guessed``.
 
     >>> view = ServerView({}, {"w": torch.ones(100)}, steps=2, batch_size=3, num_examples=4)
     >>> determined(view, Task("cnn", (1, 5, 5), 10)), determined(view, Task("cnn", (1, 6, 6), 10))

@@ -6,8 +6,6 @@ from torch import nn
 
 from prunella.attacks.engine.inversion import Guess, Inversion, evaluator
 from prunella.attacks.engine.matching import (
-    cuts,
-    determined,
     dummy_gradient,
     plan_of,
     recovered_support,
@@ -16,9 +14,8 @@ from prunella.attacks.engine.matching import (
 )
 from prunella.attacks.engine.objectives import flatten
 from prunella.core.errors import AttackError, KeyMismatch
-from prunella.core.trees import Mask, Tree, apply_mask, full_mask, map_trees, scale, subtract
+from prunella.core.trees import Mask, Tree, apply_mask, full_mask, scale, subtract
 from prunella.core.types import PrivateBatch, ServerView
-from prunella.library.module import own_task
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
 
@@ -177,73 +174,3 @@ def test_dropout_of_several_images_is_off() -> None:
     bare = {"1.weight": torch.ones(2, 4), "1.bias": torch.ones(2)}
     target = target_of(ServerView(bare, bare, batch_size=2, learning_rate=0.1), module, True, 64)
     assert not target.module[0].training and target.module[1].training
-
-
-def narrow() -> nn.Sequential:
-    """An 8 x 8 image, of which 12 numbers reach a wide head."""
-    return nn.Sequential(nn.Conv2d(1, 3, 3, stride=4), nn.Tanh(), nn.Flatten(), nn.Linear(12, 200), nn.Linear(200, 10))
-
-
-def test_what_follows_from_the_few_inputs_of_a_layer_counts_as_these() -> None:
-    """2600 values arrive from a head that 12 numbers decide: an image of 64 pixels does not follow from them."""
-    module = narrow()
-    assert cuts(module, (1, 8, 8))[1:] == [
-        (12, frozenset({"3.weight", "3.bias", "4.weight", "4.bias"})),
-        (200, frozenset({"4.weight", "4.bias"})),
-    ]
-    task = own_task(module, (1, 8, 8))
-    params, _ = initial(task, 0)
-    _, gradient, _ = loss_and_gradient(task.build(), params, {}, torch.rand(1, 1, 8, 8), torch.tensor([3]))
-    view = ServerView(params, gradient, num_examples=1, labels=torch.tensor([3]))
-    head = {name: torch.full_like(t, name > "3", dtype=torch.bool) for name, t in params.items()}
-    assert sum(int(seen.sum()) for seen in head.values()) > 2600
-    assert not determined(dataclasses.replace(view, shared=head), task)
-    assert not determined(view, task)  # 30 values of the convolution, and the 12
-    wide = own_task(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), (1, 8, 8))
-    of_wide = {name: torch.ones_like(t) for name, t in initial(wide, 0)[0].items()}
-    assert determined(dataclasses.replace(view, update=of_wide, params=of_wide), wide)
-    two = dataclasses.replace(view, update=of_wide, params=of_wide, num_examples=2, steps=1, batch_size=2)
-    assert determined(two, wide)  # two rows of 64
-
-
-def test_the_count_of_independent_values_is_the_rank_of_the_gradient() -> None:
-    """The oracle: how many directions a small change of the image moves the head's gradient in."""
-    task = own_task(narrow(), (1, 8, 8))
-    module, params = task.build().double(), map_trees(lambda t: t.double(), initial(task, 0)[0])
-    y, names = torch.tensor([3]), [n for n in params if n > "3"]
-
-    def gradient(x: torch.Tensor) -> torch.Tensor:
-        def loss(head: Tree) -> torch.Tensor:
-            return nn.functional.cross_entropy(torch.func.functional_call(module, {**params, **head}, (x,)), y)
-
-        return torch.cat([g.flatten() for g in torch.func.grad(loss)({n: params[n] for n in names}).values()])
-
-    x = torch.rand(1, 1, 8, 8, dtype=torch.float64)
-    jacobian = torch.func.jacrev(gradient)(x).reshape(-1, 64)
-    assert len(jacobian) > 2600 and int(torch.linalg.matrix_rank(jacobian)) == 12
-
-
-def test_a_narrow_convolution_hides_a_wide_one_behind_it() -> None:
-    module = nn.Sequential(
-        nn.Conv2d(1, 1, 3, stride=4), nn.Tanh(), nn.Conv2d(1, 500, 1), nn.Tanh(), nn.Flatten(), nn.Linear(2000, 10)
-    )
-    assert [inputs for inputs, _ in cuts(module, (1, 8, 8))] == [64, 4, 2000]
-    task = own_task(module, (1, 8, 8))
-    ones = {name: torch.ones_like(t) for name, t in initial(task, 0)[0].items()}
-    assert not determined(ServerView(ones, ones, num_examples=1, labels=torch.tensor([3])), task)
-
-
-def test_a_model_that_takes_no_image_of_zeros_has_no_cuts_and_is_left_as_it_was() -> None:
-    class Picky(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(64, 10)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if not bool(x.any()):
-                raise ValueError("empty")
-            found: torch.Tensor = self.layer(x.flatten(1))
-            return found
-
-    picky = Picky()
-    assert cuts(picky, (1, 8, 8)) == [] and picky.training and not picky.layer._forward_pre_hooks
