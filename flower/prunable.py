@@ -25,7 +25,10 @@ def prunable_names(tree: Tree, model: nn.Module | None) -> frozenset[str]:
     if not (names := _candidates(tree, model)):
         none = "Prune found nothing to prune among the arrays"
         if model is None:
-            raise ConfigError(f"{none}: give it the model, as model=Net()")
+            raise ConfigError(
+                f"{none}: give it the model, as model=Net(), whose state_dict() has them in their order; of what is "
+                "not PyTorch's, layers of their shapes, as model=nn.Linear(64, 10) of coef_ and intercept_"
+            )
         raise ConfigError(
             f"{none}: every weight of {type(model).__name__} is tied to another, frozen, or of no linear or "
             "convolution layer: leave Prune out, or train a layer of its own"

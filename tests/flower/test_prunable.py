@@ -47,3 +47,11 @@ def test_where_nothing_is_prunable_the_reason_is_not_a_model_that_was_given() ->
         prunable_names(state, tied)
     with pytest.raises(ConfigError, match=r"give it the model, as model=Net\(\)"):
         prunable_names(state, None)
+
+
+def test_arrays_without_names_take_layers_of_their_shapes() -> None:
+    """As scikit-learn's coef_ and intercept_ do."""
+    state = {"0": torch.rand(10, 64), "1": torch.rand(10)}
+    with pytest.raises(ConfigError, match=r"model=nn.Linear\(64, 10\)"):
+        prunable_names(state, None)
+    assert prunable_names(state, nn.Linear(64, 10)) == {"0"}
