@@ -85,15 +85,22 @@ def write_exported(folder: Path, task: Task, module: nn.Module, notes: dict[str,
         "layers": layers(module),
         **notes,
     }
-    write_tree(folder / WEIGHTS, tree)
     write_program(folder / PROGRAM, task, module)
+    write_tree(folder / WEIGHTS, tree)
     write_json(folder / DESCRIPTION, description)
 
 
 def write_program(path: Path, task: Task, module: nn.Module) -> None:
-    """The program alone, without the source lines and paths of this machine that PyTorch notes at every node."""
+    """The program alone, without the source lines and paths of this machine that PyTorch notes at every node. Raises
+    ``ConfigError`` for a model that PyTorch cannot make one of."""
     example = torch.zeros(2, *task.shape)
-    program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    try:
+        program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    except Exception as error:  # noqa: BLE001 - somebody's own code, in PyTorch's hands
+        raise ConfigError(
+            f"PyTorch cannot export this model ({type(error).__name__}): what it does must not depend on an image's "
+            "values or on how many images come. Its weights are in the run's checkpoint"
+        ) from None
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
     write_atomically(path, lambda temporary: _save(program, temporary))

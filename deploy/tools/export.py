@@ -30,7 +30,7 @@ from prunella.core.randomness import stream
 from prunella.core.trees import Tree, apply_mask
 from prunella.deploy.errors import LaunchError, UsageError, writable
 from prunella.deploy.runs import RunDir
-from prunella.deploy.tools.forms import FORMS, Format
+from prunella.deploy.tools.forms import FORMS, Form, Format
 from prunella.deploy.tools.verified import BATCH, PASSES, Original, Verified, verified
 from prunella.pruning.shrink import shrink
 from prunella.server.best import FOLDER as BEST
@@ -198,6 +198,17 @@ def _original(dense: nn.Module, images: Tensor, test: Examples | None) -> Origin
     return Original(images, dense(images), test, scored)
 
 
+def _write(form: Form, asked: str, small: nn.Module, images: Tensor, path: Path) -> None:
+    """Raises ``LaunchError`` where the other runtime's own packages cannot."""
+    try:
+        form.write(small, images, path)
+    except PrunellaError:
+        raise
+    except Exception as error:  # noqa: BLE001 - somebody's own model, in other people's hands
+        why = f"{form.file}: this model cannot be written in that form ({type(error).__name__})"
+        raise LaunchError(f"{why}: leave out {asked}; nothing was written") from None
+
+
 def _forms(
     small: nn.Module, wanted: Wanted, original: Original, calibration: Tensor | None, folder: Path
 ) -> list[Verified]:
@@ -208,7 +219,7 @@ def _forms(
         for int8 in (False, True)[: 1 + wanted.int8]:
             form = FORMS[name, int8]
             images = calibration if int8 and calibration is not None else original.images
-            form.write(small, images, folder / form.file)
+            _write(form, f"--format {name}{' --int8' if int8 else ''}", small, images, folder / form.file)
             checked = verified(folder / form.file, original, PASSES if wanted.bench else 0)
             if not int8 and not checked.difference <= FORM_TOLERANCE:
                 raise LaunchError(f"{form.file}: outputs differ by {checked.difference:.1e}: nothing was written")

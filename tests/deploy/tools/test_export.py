@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 from typer.testing import CliRunner
 
 from prunella.core.errors import ConfigError
@@ -217,3 +218,49 @@ def test_a_format_whose_packages_are_missing_names_the_extra(tmp_path: Path, mon
         with pytest.raises(ConfigError, match=rf'pip install "prunella\[{extra}\]"'):
             export.export(run, Wanted(formats=formats))
     assert not (tmp_path / "export").exists()
+
+
+class Branching(nn.Module):
+    """What it computes depends on its images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.last(x.flatten(1)) if x.sum() > 0 else self.last(-x.flatten(1))
+        return logits
+
+
+class Odd(nn.Module):
+    """Exported by PyTorch, and of an operation that ONNX has none for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.last(torch.special.modified_bessel_i1(x.flatten(1)))
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "told"),
+    [
+        (Branching, [], "PyTorch cannot export this model"),
+        (Branching, ["--format", "onnx"], "model.onnx: this model cannot be written in that form"),
+        (Odd, ["--format", "onnx"], "leave out --format onnx"),
+    ],
+)
+def test_a_model_that_cannot_be_exported_is_a_line_and_no_file(
+    tmp_path: Path, model: type[nn.Module], asked: list[str], told: str
+) -> None:
+    tree = {name: p.detach() for name, p in model().named_parameters()}
+    settings = {"model": f"{__name__}:{model.__name__}", "dataset": "digits"}
+    save(tmp_path / "checkpoint", Checkpoint(1, tree, full_mask(tree), settings))
+    (tmp_path / "run.json").write_text('{"status": "completed"}')
+    result = CliRunner().invoke(cli.app, ["export", str(tmp_path), *asked])
+    said = " ".join(result.output.split())
+    assert result.exit_code not in (0, None) and isinstance(result.exception, SystemExit), result.exception
+    assert told in said and "Traceback" not in said
+    assert not list((tmp_path / "export").glob("*"))
