@@ -93,11 +93,11 @@ def reconfigure(
     return dict(mask) | split(chosen, {name: params[name] for name in names})
 
 
-class _Counting(TorchDispatchMode):
+class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Multiply-adds by weight, whatever calls the operation: a layer, or a function that takes its weight."""
 
-    def __init__(self, weights: Tree) -> None:
-        super().__init__()
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self._weights = weights
         self.done = dict.fromkeys(weights, 0.0)
 

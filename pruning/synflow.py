@@ -43,7 +43,7 @@ def linear_copy(module: nn.Module) -> nn.Module:
     linear = copy.deepcopy(module).double().eval()
     for layer in linear.modules():
         if isinstance(layer, _IDENTITY):
-            layer.forward = _same  # the layer stays: others may read its settings
+            layer.forward = _same  # type: ignore[method-assign]  # the layer stays: others read its settings
     return linear
 
 
