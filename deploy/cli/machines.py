@@ -220,16 +220,13 @@ def supernode(
         from prunella.deploy.ports import Address, free_ports
         from prunella.deploy.runtime import approved, patches
 
-        name, link, plain = name or f"node-{client_id}", Address.parse(superlink), insecure or insecure_anyway
-        machines.must_be_safe(link, plain, insecure_anyway)
+        name, plain, own = name or f"node-{client_id}", insecure or insecure_anyway, Keys(keys.absolute())
+        machines.must_be_safe(link := Address.parse(superlink), plain, insecure_anyway)
+        here = (home or Path(name)).absolute(), link, client_id, clients, port or free_ports(1)[0]
         node = machines.SuperNode(
-            home=(home or Path(name)).absolute(),
-            superlink=link,
-            client=client_id,
-            clients=clients,
-            port=port or free_ports(1)[0],
-            ca=None if plain else Keys(keys.absolute()).ca,
-            key=None if plain else Keys(keys.absolute()).supernode(name),
+            *here,
+            ca=None if plain else own.ca,
+            key=None if plain else own.supernode(name),
             data=data.absolute() if data else None,
             audit=audit,
             stock=stock,
@@ -242,8 +239,8 @@ def supernode(
             sums=(sum_peers.absolute() if sum_peers else None, sum_least, sum_with),
             importance=importance.absolute() if importance else None,
         )
-        with machines.prepared(node) as processes:
-            serve(processes, stock, say, patience, patches.poll_for(clients))
+        with machines.prepared(node) as parts:
+            serve(parts, stock, say, patience, patches.poll_for(clients))
 
 
 @app.command()
