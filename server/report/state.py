@@ -118,12 +118,15 @@ class RunState:
         """
         >>> RunState(clients=4, denied=3).denial, RunState(clients=2, denied=2).denial, RunState().denial
         ('3 of 4 clients denied audits', 'all 2 clients denied audits', '')
+        >>> RunState(clients=1, denied=1).denial
+        'the only client denied audits'
         """
         if not self.denied:
             return ""
         if self.clients is None:
             return f"{self.denied} client{'s' if self.denied > 1 else ''} denied audits"
-        return f"{'all' if self.all_denied else f'{self.denied} of'} {self.clients} clients denied audits"
+        all_of_them = "the only client" if self.clients == 1 else f"all {self.clients} clients"
+        return f"{all_of_them if self.all_denied else f'{self.denied} of {self.clients} clients'} denied audits"
 
     @property
     def promise(self) -> str:
