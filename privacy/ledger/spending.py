@@ -31,10 +31,19 @@ def heard(before: Line, line: Line, trained: bool) -> Line:
         return line
     less = any(float(line[name]) < float(before[name]) * (1 - JITTER) for name in both)
     again = trained and float(line.get("rounds", math.inf)) <= float(before.get("rounds", -math.inf))
-    if not (less or again or ANEW in before):
+    if not (less or (again and not _grew(before, line)) or ANEW in before):
         return line
     least = {**before, "epsilon": spent(before) or 0.0}
-    return {**line, **{name: max(float(least[name]), float(line[name])) for name in both}, ANEW: 1}
+    kept = [*both, *({"epsilon_next"} & before.keys() & line.keys())]
+    return {**line, **{name: max(float(least[name]), float(line[name])) for name in kept}, ANEW: 1}
+
+
+def _grew(before: Line, line: Line) -> bool:
+    """Whether an account tells what it did and one more answer, whatever it says of rounds: these are counted in the
+    run's folder at the site, which its owner may have removed."""
+    due = float(before.get("epsilon_next", math.inf)) * (1 - JITTER)
+    private = "epsilon" not in before or float(line.get("epsilon", 0.0)) >= due
+    return private and float(line.get("channel_nats", math.inf)) > float(before.get("channel_nats", -math.inf))
 
 
 def asked(ledgers: Mapping[str, Line], clients: Iterable[int]) -> dict[str, Line]:
