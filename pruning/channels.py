@@ -19,6 +19,7 @@ depend. A network whose graph cannot be followed raises ``PrunellaError``.
 [(4, ('0',), ('1',), ['3'])]
 """
 
+import inspect
 import operator
 from collections import Counter
 from collections.abc import Callable
@@ -142,6 +143,16 @@ def _shape(node: fx.Node) -> tuple[int, ...]:
     return tuple(getattr(meta, "shape", ()))
 
 
+def _named(node: fx.Node) -> dict[str, Any]:
+    """A call's arguments by name; of a function without a signature, as PyTorch's built-in ones, those given so."""
+    if node.op != "call_function" or not callable(node.target):
+        return dict(node.kwargs)
+    try:
+        return inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
+    except (TypeError, ValueError):
+        return dict(node.kwargs)
+
+
 class _Groups:
     """The groups so far: ``of`` a node's name, and those that are ``pinned``, whose channels all stay."""
 
@@ -178,8 +189,8 @@ class _Groups:
     def _overwrites(self, node: fx.Node, layer: nn.Module | None) -> bool:
         """Whether it works in place on what others read later: they find other values than the graph says."""
         name = str(getattr(node.target, "__name__", node.target))
-        given = (getattr(layer, "inplace", False), node.kwargs.get("inplace"), *node.args)
-        in_place = node.target is operator.iadd or name.endswith("_") or any(each is True for each in given)
+        asked = getattr(layer, "inplace", False) or _named(node).get("inplace", False)
+        in_place = node.target is operator.iadd or name.endswith("_") or asked
         return in_place and any(user.name not in self.of for user in node.all_input_nodes[0].users if user is not node)
 
     def _joined(self, node: fx.Node) -> bool:

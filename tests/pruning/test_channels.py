@@ -96,6 +96,10 @@ class Wired(nn.Module):
         (lambda net, a, b: a.softmax(1), 4, [{"first"}]),
         (lambda net, a, b: nn.functional.relu(a, inplace=True) + b, 4, [{"first"}, {"a", "b"}]),
         (lambda net, a, b: nn.functional.relu(a, inplace=True) + b + a, 4, [{"first"}]),  # a is another by then
+        (lambda net, a, b: nn.functional.relu(a, True) + b + a, 4, [{"first"}]),
+        (lambda net, a, b: nn.functional.hardtanh(a, 0.0, 6.0, True) + b + a, 4, [{"first"}]),
+        (lambda net, a, b: (torch.mean(a, (2, 3), True), a + b)[1], 4, [{"first"}, {"a", "b"}]),  # True is keepdim
+        (lambda net, a, b: (a.mean((2, 3), True), a + b)[1], 4, [{"first"}, {"a", "b"}]),
         (lambda net, a, b: a.relu_() + b + a, 4, [{"first"}]),
         (lambda net, a, b: a.add_(b) + a, 4, [{"first"}]),
     ],
