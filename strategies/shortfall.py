@@ -1,14 +1,16 @@
 """What a run did not do that its settings say, for its note: a rate that was not reached, weights that never moved.
 
 ``magnitude`` and ``random`` grow their rate over ``ramp-rounds``, and of filters every group keeps a tenth, beside all
-that cannot go. SparsyFed's mask is what any client kept, and LotteryFL's clients prune when they are accurate enough.
+that cannot go. SparsyFed's mask is what any client kept, above the rate by design: that is told only where clients
+hardly agree. LotteryFL's clients prune when they are accurate enough.
 """
 
 from prunella.pruning.filters import fewest_weights
 from prunella.strategies import find
 from prunella.strategies.round.strategy import MaskedMean
+from prunella.strategies.sparsyfed import SparsyFed
 
-NEAR, NEAR_FILTERS = 0.01, 0.1  # of the prunable weights: whole filters end within one of the rate
+NEAR, ABOUT = 0.01, 0.1  # of the prunable weights: whole filters end within one of the rate, and a union above it
 STILL = 0.1  # of the weights that clients sent
 
 
@@ -20,7 +22,8 @@ def shortfall(strategy: MaskedMean, rounds: int) -> str | None:
         return None
     filters = getattr(strategy.settings, "granularity", "weight") == "filter"
     left, asked = strategy.downlink.density(mask), 1 - run.rate
-    if left - asked <= (NEAR_FILTERS if filters else NEAR):
+    union = isinstance(strategy, SparsyFed)
+    if left - asked <= (ABOUT if filters or union else NEAR):
         return None
     told = f"rate={run.rate:g} leaves {asked:.3f} of the prunable weights, and {left:.3f} are left"
     ramp = getattr(strategy.settings, "ramp_rounds", 0)

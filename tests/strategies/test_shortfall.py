@@ -42,6 +42,7 @@ def test_a_rate_that_was_not_reached_is_told_with_the_reason(
         {"strategy": "random", "random-mask__granularity": "filter"},
         {"strategy": "fedavg"},
         {"strategy": "prunefl"},
+        {"strategy": "sparsyfed"},  # its mask is what any client kept
     ],
 )
 def test_a_rate_that_was_reached_needs_no_word(tmp_path: Path, settings: dict[str, object]) -> None:
