@@ -4,7 +4,6 @@ What was sent is refused; what training made of it is not, since a refusal would
 counts. Where batches are no images, weights alone are looked at, once.
 """
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from prunella.client.planted import PlantedCheck
+from prunella.core.copies import copied
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Tree
 from prunella.flower.charged import Batch
@@ -75,7 +75,7 @@ class StepQuestion:
         if isinstance(x, Tensor) and x.dim() == 4 and x.is_floating_point():
             shape = (x.shape[1], x.shape[2], x.shape[3])
             try:
-                asked = copy.deepcopy(self._model).cpu().float()
+                asked = copied(self._model).cpu().float()
                 with torch.no_grad():
                     logits = asked.eval()(torch.full((1, *shape), 0.5))
             except Exception:  # noqa: BLE001 - a model that takes more than images, or that cannot be copied

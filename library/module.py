@@ -4,13 +4,13 @@ What is not given is inferred: the shape from the first layer and from the only 
 the classes from its answer. Errors: ``ConfigError`` that names the keyword to pass.
 """
 
-import copy
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from prunella.core.copies import copied
 from prunella.core.errors import ConfigError
 from prunella.tasks.models.layers import Shape
 from prunella.tasks.task import ModuleTask, require_fit
@@ -62,7 +62,7 @@ def own_task(
     """The task of a copy of ``model``, on the CPU. Raises ``ConfigError`` where the model cannot be audited."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model is a {type(model).__name__}: pass a torch.nn.Module with its weights")
-    module = copy.deepcopy(model).cpu().eval()
+    module = copied(model).cpu().eval()
     if other := [name for name, p in module.named_parameters() if p.dtype != torch.float32]:
         kind = str(module.get_parameter(other[0]).dtype).removeprefix("torch.")
         raise ConfigError(f"{other[0]} is of {kind}, and attacks compute in float32: pass model.float()")

@@ -13,7 +13,6 @@ in the authors' program (jiangyuang/PruneFL) within each. Δ(M) is of the prunab
 add to it is left out. Whole filters: ``pruning.prunefl_filters``.
 """
 
-import copy
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from prunella.core.config import Part, Positive, Share, Weight
+from prunella.core.copies import copied
 from prunella.core.ranking import keep_largest
 from prunella.core.trees import Mask, Tree, map_trees, require_same_names
 from prunella.pruning.selection import best_first, split
@@ -126,7 +126,7 @@ def weight_cost(
     layer, added up where a layer is used more than once. One where evaluation does not use the weight."""
     if kind == "uniform":
         return dict.fromkeys(sorted(prunable), 1.0)
-    still = copy.deepcopy(module).eval()
+    still = copied(module).eval()
     weights = {name: p for name, p in still.named_parameters() if name in prunable}
     with torch.enable_grad(), _Counting(weights) as counting:  # without gradients PyTorch fuses layers
         still(torch.zeros(1, *shape, device=next(still.parameters()).device))

@@ -6,21 +6,24 @@ some weight. ``steps`` times the scores are taken anew and the density falls to 
 
 R as printed has weights only: on a copy of the network biases are zero, activations and normalisation are the identity
 and dropout is off (where absolute weights meet ones nothing is negative, so a ReLU is the identity anyway). An
-activation or norm that a model calls as a function stays as it is. Scores are float64. A network whose R is not finite
-raises ``PrunellaError``, and so does one with a layer of which R is no sum over paths, since such a layer would go
-whole or by chance: nothing flows through it (queries and keys of attention, whose softmax of equal tokens answers to no
-weight; a layer that evaluation does not use), or a score is negative.
+activation or norm that a model calls as a function stays as it is. A weight that is made of others (weight norm) is
+made of them as they are, and absolute then; it has no score. Scores are float64. A network whose R is not finite raises
+``PrunellaError``, and so does one with a layer of which R is no sum over paths, since such a layer would go whole or by
+chance: nothing flows through it (queries and keys of attention, whose softmax of equal tokens answers to no weight; a
+layer that evaluation does not use), or a score is negative.
 """
 
-import copy
 from collections.abc import Callable, Set
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils.parametrize import is_parametrized, register_parametrization
 
+from prunella.core.copies import copied
 from prunella.core.errors import PrunellaError
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask
 
@@ -38,20 +41,44 @@ def _same(x: Tensor) -> Tensor:
     return x
 
 
+class _Absolute(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.abs()
+
+
+def _make_absolute(layer: nn.Module, given: object) -> None:
+    """A hook, after that which makes the weight."""
+    layer.weight = layer.weight.abs()  # type: ignore[operator]
+
+
+def _made(module: nn.Module) -> dict[str, nn.Module]:
+    """Linear layers and convolutions whose weight is no parameter of their own, but made of others."""
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.Linear | _ConvNd)}
+    return {name: layer for name, layer in layers.items() if layer._parameters.get("weight") is None}
+
+
 def linear_copy(module: nn.Module) -> nn.Module:
     """The network of R: weights, pooling and shape changes only."""
-    linear = copy.deepcopy(module).double().eval()
+    linear = copied(module).double().eval()
     for layer in linear.modules():
         if isinstance(layer, _IDENTITY):
             layer.forward = _same  # type: ignore[method-assign]  # the layer stays: others read its settings
+    for layer in _made(linear).values():
+        if is_parametrized(layer, "weight"):
+            register_parametrization(layer, "weight", _Absolute(), unsafe=True)
+        else:
+            layer.register_forward_pre_hook(_make_absolute)
     return linear
 
 
 def flow(linear: nn.Module, params: Tree, shape: Shape, prunable: Set[str]) -> Tree:
     """|w| ∂R/∂|w| for the prunable weights; ``params`` are those of the whole model, [C, H, W] the input's shape."""
-    inside = {name for name, _ in linear.named_parameters()}
-    weights = {name: params[name].detach().double().abs() for name in params if name in inside}
-    known = {n: t.requires_grad_() if n in prunable else torch.zeros_like(t) for n, t in weights.items()}
+    makers = {
+        f"{name}.{n}" for name, layer in _made(linear).items() for n, _ in layer.named_parameters() if n != "bias"
+    }
+    given = {name: params[name].detach().double() for name, _ in linear.named_parameters() if name in params}
+    still = {name: t if name in makers else torch.zeros_like(t) for name, t in given.items()}
+    known = {name: given[name].abs().requires_grad_() if name in prunable else still[name] for name in given}
     wanted = [name for name in known if name in prunable]
     total = functional_call(linear, known, (torch.ones(1, *shape, dtype=torch.float64),)).sum()
     if not bool(torch.isfinite(total)):

@@ -9,7 +9,6 @@ It is done where the clients train, if the server has such a device: a pass of R
 takes a processor longer than clients on GPUs their round.
 """
 
-import copy
 import threading
 from concurrent.futures import Future, wait
 from logging import WARNING
@@ -19,6 +18,7 @@ from flwr.common.logger import log
 from torch import nn
 
 from prunella.core.config import Run
+from prunella.core.copies import copied
 from prunella.core.device import pick_device
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import stream
@@ -65,7 +65,7 @@ class Evaluator:
 
     def __init__(self, run: Run, model: ServerModel, test: Examples | None) -> None:
         self._run, self._model, self._test, self._device = run, model, test, device_here(run)
-        self._module = copy.deepcopy(model.module)  # aggregation may use the model's meanwhile
+        self._module = copied(model.module)  # aggregation may use the model's meanwhile
         self._pending: tuple[int, Future[Evaluation]] | None = None
 
     def start(self, round: int, tree: Tree, whole: bool = False) -> None:

@@ -6,7 +6,6 @@
 (21882, {}, ['0.0.weight', '0.2.weight', '2.0.weight'])
 """
 
-import copy
 import hashlib
 import inspect
 import json
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
+from prunella.core.copies import copied
 from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.foreign import is_foreign, lookup
 from prunella.core.randomness import stream
@@ -62,7 +62,7 @@ class ModuleTask(Task):
     module: nn.Module
 
     def builder(self) -> Builder:
-        return lambda shape, classes: copy.deepcopy(self.module)
+        return lambda shape, classes: copied(self.module)
 
 
 @dataclass(frozen=True)

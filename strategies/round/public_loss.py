@@ -4,13 +4,12 @@ Mean cross-entropy in float64, in training mode (batch norm uses the batch's own
 the same seed gives the same bits. The batch is drawn from the server's public examples, never from a client.
 """
 
-import copy
-
 import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from prunella.core.copies import copied
 from prunella.core.errors import PrunellaError
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree
@@ -34,11 +33,11 @@ def public_batch(model: ServerModel, size: int, seed: int) -> Examples:
 
 def _still(module: nn.Module) -> nn.Module:
     """A float64 copy in training mode with dropout off."""
-    copied = copy.deepcopy(module).double().train()
-    for layer in copied.modules():
+    still = copied(module).double().train()
+    for layer in still.modules():
         if isinstance(layer, nn.Dropout | nn.Dropout2d):
             layer.eval()
-    return copied
+    return still
 
 
 def loss_on(model: ServerModel, batch: Examples, temperature: float = 1.0) -> Loss:

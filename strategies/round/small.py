@@ -17,7 +17,6 @@ statistics by a momentum, or where the structure cannot be followed: the dense n
 right.
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from prunella.core.copies import copied
 from prunella.core.errors import PrunellaError
 from prunella.core.randomness import PrivateGenerator, stream
 from prunella.core.trees import Mask, Tree, put, take, zeros_like
@@ -118,7 +118,7 @@ def small_network(module: nn.Module, shape: tuple[int, ...], params: Tree, buffe
     at = places(groups, alive, mask | buffers)
     flat = {name: tensor for name, tensor in (mask | buffers).items() if tensor.ndim == 1}
     dead = places([group for group, _ in pairs], [~units for _, units in pairs], flat)
-    small = fitted(copy.deepcopy(module), take(params | buffers, at))
+    small = fitted(copied(module), take(params | buffers, at))
     found = Small(small, at, dead, [(group, int((~units).sum())) for group, units in pairs])
     return found if _answers_alike(module, found, shape, params | buffers) else None
 

@@ -1,4 +1,5 @@
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -125,3 +126,14 @@ def test_cost_of_the_vision_transformer_is_that_of_a_library_that_counts() -> No
     each = {name: flops[name] / layer.weight.numel() for name, layer in layers.items()}
     mean = sum(each.values()) / len(each)
     assert cost == pytest.approx({name: value / mean for name, value in each.items()})
+
+
+@pytest.mark.parametrize("made", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm, nn.utils.spectral_norm])
+def test_cost_beside_a_weight_that_is_made_of_others_is_that_beside_a_plain_one(made: Any) -> None:
+    def net(layer: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Flatten(), layer, nn.ReLU(), nn.Linear(8, 3))
+
+    normed = net(made(nn.Linear(32, 8)))
+    assert prunable(normed) == {"0.weight", "4.weight"}
+    expected = weight_cost(net(nn.Linear(32, 8)), (1, 4, 4), prunable(normed), "flops")
+    assert weight_cost(normed, (1, 4, 4), prunable(normed), "flops") == expected

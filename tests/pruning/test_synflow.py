@@ -1,6 +1,11 @@
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.nn.utils.prune import l1_unstructured
 
 from prunella.core.errors import PrunellaError
 from prunella.core.trees import Mask, Tree, full_mask
@@ -127,3 +132,25 @@ def test_a_layer_that_the_flow_does_not_pass_is_refused(net: nn.Module, named: s
     params = {n: p.detach() for n, p in net.named_parameters()}
     with pytest.raises(PrunellaError, match=f"cannot score {named}.*choose another strategy"):
         require_flow(flow(linear_copy(net), params, (1, 8, 8), prunable(net)))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [weight_norm, spectral_norm, nn.utils.weight_norm, nn.utils.spectral_norm, partial(l1_unstructured, amount=0.3)],
+)
+def test_a_weight_that_is_made_of_others_passes_the_flow_as_its_absolute_value(made: Any) -> None:
+    """The scores of the other layers are those beside a plain layer of the weights that are made."""
+    torch.manual_seed(0)
+    first, middle, last = nn.Linear(16, 12), nn.Linear(12, 8), nn.Linear(8, 3)
+    made(middle, "weight")
+    net = nn.Sequential(nn.Flatten(), first, nn.ReLU(), middle, nn.Tanh(), last).eval()
+    net(torch.rand(2, 1, 4, 4))  # a pass leaves the weight it made on the layer
+    plain = nn.Linear(12, 8)
+    plain.weight = nn.Parameter(middle.weight.detach().clone())
+    beside = nn.Sequential(nn.Flatten(), first, nn.ReLU(), plain, nn.Tanh(), last)
+    found, expected = (
+        flow(linear_copy(each), dict(each.named_parameters()), (1, 4, 4), prunable(each)) for each in (net, beside)
+    )
+    require_flow(found)
+    assert found.keys() == {"1.weight", "5.weight"}
+    assert all(torch.allclose(found[name], expected[name], rtol=1e-5) for name in found)

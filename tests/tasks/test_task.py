@@ -60,7 +60,13 @@ def test_prunable_is_linear_and_convolution_weights():
 
 
 @pytest.mark.parametrize(
-    "made", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm]
+    "made",
+    [
+        nn.utils.parametrizations.weight_norm,
+        nn.utils.parametrizations.spectral_norm,
+        nn.utils.weight_norm,
+        nn.utils.spectral_norm,
+    ],
 )
 def test_a_weight_that_is_made_of_others_is_not_prunable(made):
     module = nn.Sequential(made(nn.Conv2d(1, 2, 3)), nn.Flatten(), nn.Linear(2, 2))
