@@ -115,8 +115,8 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Of the weight that a tensor is, or a view of."""
         if not isinstance(tensor, Tensor):
             return None
-        at = tensor.data_ptr()
-        return next((name for name, w in self._weights.items() if 0 <= at - w.data_ptr() < w.nbytes), None)
+        whole = tensor if tensor._base is None else tensor._base
+        return next((name for name, weight in self._weights.items() if weight is whole), None)
 
 
 def weight_cost(
