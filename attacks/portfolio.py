@@ -197,7 +197,7 @@ def by_components(case: Case, found: Sequence[Found], latent: Latent | None, sha
         begin = time.monotonic()
         answer = components.matched(case.fitted, settings, latent, z, labels[None], store)
         case.budget.spend(answer.iterations, time.monotonic() - begin)
-        return [Found("components", answer, FIXED, case.missed(answer))]
+        return [case.found("components", answer, FIXED, case.missed(answer))]
 
     return attempted(attempt)
 
@@ -384,7 +384,7 @@ def reconstruct(
         best = sought(case, candidates, shadow, learn)
     if (best := best or only_part(case.parts)) is None:
         raise AttackError("no attack of the portfolio fits this view")
-    if not settled([best], case.doubted) and matchable(case.setting):
+    if (best.missed > EXPLAINED or case.doubted) and matchable(case.setting):
         best = with_parts(best, case.parts)
     cut = case.budget.late() or (case.budget.short and not settled([best], case.doubted))
     best = best._replace(answer=dataclasses.replace(best.answer, cut=cut))
@@ -395,5 +395,5 @@ def reconstruct(
         return dataclasses.replace(answer, objective=best.missed, explained=False, compared=False)
     if math.isinf(best.missed):
         return answer
-    explained = best.missed <= EXPLAINED and not case.ambiguous
+    explained = settled([best], case.ambiguous)
     return dataclasses.replace(answer, objective=best.missed, explained=explained, compared=not case.ambiguous)

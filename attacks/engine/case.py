@@ -15,13 +15,12 @@ from torch import Generator, nn
 from torch.nn.functional import one_hot
 
 from prunella.attacks.engine.image_priors import into_box
-from prunella.attacks.engine.inversion import EXPLAINED, Guess, Inversion, descents, first_guess, labels_to_try
+from prunella.attacks.engine.inversion import Guess, Inversion, descents, first_guess, labels_to_try
 from prunella.attacks.engine.label_search import Budget, search
 from prunella.attacks.engine.latent import PIXELS, Latent
 from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import Target, determined, of_images, target_of
-from prunella.attacks.engine.objectives import cosine
-from prunella.attacks.engine.others import SHARE, missed, missed_by_others
+from prunella.attacks.engine.others import Others, missed, others_of
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.core.errors import AttackError
@@ -40,7 +39,7 @@ _EQUATIONS = 4  # coordinates per unknown pixel from which on a tenth can be spa
 _SURE = 4.0  # logit of a label that was found, where labels are still optimised
 _SEARCH = "label search"
 _ROOM = 0.5  # of the time that is left: what it may take
-_TOLD = EXPLAINED / SHARE  # what others must miss for what is explained to be an explanation of its own
+_TELLING = 0.1  # what misses more says nothing, whatever others miss
 FIXED = Inversion(objective="euclidean", optimizer="lbfgs", tolerance=SOLVED)
 
 
@@ -134,14 +133,15 @@ class Candidate(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A reconstruction, the settings with which it can go on from there, how far it misses, and after which stage:
-    asked once, gone on or polished."""
+    """A reconstruction, the settings with which it can go on from there, how far it misses, after which stage (asked
+    once, gone on or polished), and what images that are not the client's miss."""
 
     by: str
     answer: Reconstruction
     settings: Inversion | None
     missed: float
     stage: str = ASKED
+    others: Others = Others()
 
     @property
     def key(self) -> Key:
@@ -167,7 +167,6 @@ class Case:
         self.fitted, self.judged = held_out(whole, task, generator)
         self.passes = sum(len(rows) for rows in whole.plan.batches)  # images that pass the model in an evaluation
         self.budget = budget or Budget(max(MOST, attack.passes // self.passes), end=end)
-        self.others = 0.0  # what images that are not the client's miss, once that is known
         self.parts: list[Found] = []  # answers of fewer images than were used (``attacks.engine.parts``)
 
     @property
@@ -184,18 +183,25 @@ class Case:
         return max(1, min(most, int(share * self.budget.left())))
 
     def missed(self, answer: Reconstruction) -> float:
-        """One minus the cosine of what the answer would have sent and what was, where no descent compared them
-        (``compared_with_others``); of an answer that is no picture, infinity, which every other one is better than."""
+        """One minus the cosine of what the answer would have sent and what was, where no descent compared them; of an
+        answer that is no picture, infinity, which every other one is better than."""
         if answer.y is None or len(answer.x) != self.images or not bool(torch.isfinite(answer.x).all()):
             return math.inf
-        return self.compared_with_others(missed(self.judged, answer.x, answer.y), answer)
+        return missed(self.judged, answer.x, answer.y)
 
-    def compared_with_others(self, much: float, answer: Reconstruction) -> float:
-        """So much more as other images miss less than ``_TOLD``: where any image misses next to nothing, an answer that
-        does explains nothing. Asked of the first answer that differs from others."""
-        if not self.others and answer.y is not None and bool(torch.isfinite(answer.x).all()):
-            self.others = missed_by_others(self.judged, answer.x, answer.y)
-        return much / min(1.0, self.others / _TOLD) if self.others else much
+    def found(self, name: str, answer: Reconstruction, settings: Inversion | None, much: float) -> Found:
+        """An answer of all images, or of fewer, that misses so much, held against other images."""
+        others = Others()
+        if much <= _TELLING and answer.y is not None and bool(torch.isfinite(answer.x).all()):
+            whole = len(answer.x) == self.images
+            target = self.judged if whole else of_images(self.judged, len(answer.x))
+            others = others_of(target, answer.x, answer.y)
+        return Found(name, answer, settings, much, others=others)
+
+    def part(self, name: str, answer: Reconstruction) -> Found:
+        """An answer of fewer images than were used; where these were confirmed one by one nothing else would be."""
+        much = self.part_missed(answer)
+        return self.found(name, answer, None, much) if answer.compared else Found(name, answer, None, much)
 
     def part_missed(self, answer: Reconstruction) -> float:
         """The same of fewer images than were used in one step, as if no others had been, or the answer's own objective
@@ -205,8 +211,7 @@ class Case:
             return math.inf
         if not answer.compared:
             return answer.objective if answer.explained is not None else math.inf
-        target = of_images(self.judged, len(answer.x))
-        return float(cosine(linearised(target, answer.x, answer.y)[0], target.flat, target.support)[0])  # type: ignore
+        return missed(of_images(self.judged, len(answer.x)), answer.x, answer.y)  # type: ignore[arg-type]
 
     def solve(self, candidate: Candidate, shadow: Shadow | None = None, share: float | None = None) -> list[Found]:
         """A candidate in full, as its own settings have it, in at most ``iterations`` where it has any, and that share
@@ -230,8 +235,8 @@ class Case:
         if "iterations" in kept:
             self.budget.spend(answer.iterations * starts, time.monotonic() - begin)
         if len(answer.x) < self.images:
-            self.parts.append(Found(candidate.name, answer, None, self.part_missed(answer)))
-        return [Found(candidate.name, answer, None, self.missed(answer))]
+            self.parts.append(self.part(candidate.name, answer))
+        return [self.found(candidate.name, answer, None, self.missed(answer))]
 
     def scout(self, candidate: Candidate, iterations: int) -> list[Found]:
         """Short descents of a candidate, from ``restarts`` starts."""
@@ -255,15 +260,9 @@ class Case:
         answers = descents(self.fitted, settings, guesses, ResumeStore(stopped=self.budget.late))
         self.budget.spend(settings.iterations * len(guesses), time.monotonic() - begin)
         return [
-            Found(name, answer, settings, self.misfit(settings, answer) if guess.soft else self.missed(answer))
+            self.found(name, answer, settings, misfit(settings, answer) if guess.soft else self.missed(answer))
             for guess, answer in zip(guesses, answers, strict=True)
         ]
-
-    def misfit(self, settings: Inversion, answer: Reconstruction) -> float:
-        """About what ``missed`` says, from the objective: the yardstick where probabilities stood for labels, which a
-        reconstruction does not hold."""
-        about = answer.objective / (2 if settings.objective == "euclidean" else 1)
-        return self.compared_with_others(about, answer)
 
     def label_search(self, latent: Latent = PIXELS, share: float = 1.0, seconds: float | None = None) -> list[Found]:
         """Labels that fit images and steps, looked for in these coordinates at that share of the cost that the settings
@@ -279,7 +278,7 @@ class Case:
         found = search(self.fitted, self.task, self.generator, paid, latent)
         answers = [Reconstruction(into_box(latent.decode(at.z, at.y)), at.y, at.objective, 0) for at in found]
         stages = zip((ASKED, WENT_ON), answers, strict=True)
-        return [Found(_SEARCH, answer, FIXED, self.missed(answer), stage) for stage, answer in stages]
+        return [self.found(_SEARCH, each, FIXED, self.missed(each))._replace(stage=stage) for stage, each in stages]
 
     def time_for(self, evaluations: float, seconds: float) -> bool:
         """Whether so many, each of so many seconds, take no more than their part of the time that is left."""
@@ -305,6 +304,12 @@ class Case:
             y = (one_hot(y, self.task.classes) * _SURE).to(x).requires_grad_()
         further = self.descended(found.by, settings, [Guess(x, y, y.is_floating_point())])
         return [each._replace(stage=stage) for each in further]
+
+
+def misfit(settings: Inversion, answer: Reconstruction) -> float:
+    """About one minus the cosine, from the objective: the yardstick where probabilities stood for labels, which a
+    reconstruction does not hold."""
+    return answer.objective / (2 if settings.objective == "euclidean" else 1)
 
 
 def held_out(target: Target, task: Task, generator: Generator) -> tuple[Target, Target]:

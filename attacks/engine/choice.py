@@ -35,7 +35,9 @@ def best_of(found: Sequence[Found]) -> Found:
 
 
 def explains(found: Sequence[Found]) -> bool:
-    return bool(found) and best_of(found).missed <= EXPLAINED
+    """Whether the best explains the update, and far better than other images do (``attacks.engine.others``)."""
+    best = best_of(found) if found else None
+    return best is not None and best.missed <= EXPLAINED and best.others.beaten(best.missed)
 
 
 def settled(found: Sequence[Found], doubted: bool) -> bool:
@@ -63,6 +65,7 @@ def chosen(found: Sequence[Found], gains: Gains, doubted: bool = False) -> Found
     there. ``doubted``: noisy or other images explain it, too."""
     best, most = best_of(found), max(expected(each, gains) for each in found)
     unasked = best.key not in gains and best.missed <= _WELL and not doubted
+    unasked = unasked and best.others.outside(_WELL, best.missed)
     if settled(found, doubted) or not most or unasked:
         return best
     return best_of([each for each in found if expected(each, gains) == most])

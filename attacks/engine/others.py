@@ -15,7 +15,9 @@ at 10 dB or less missed 5 % to all of it, and those that missed 0.3 % or less ha
 objective of a guess at 10 or 11 dB was anything from 5e-6 to 0.007.
 """
 
+import math
 import statistics
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +30,20 @@ from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
 
 SHARE = 0.003  # of what others miss
+
+
+class Others(NamedTuple):
+    """What other images miss of an update; infinity where nothing was held against them."""
+
+    missed: float = math.inf
+
+    def beaten(self, missed: float) -> bool:
+        """Whether images that miss so much are an explanation of their own."""
+        return missed <= SHARE * self.missed
+
+    def outside(self, limit: float, missed: float) -> bool:
+        """Whether what misses so much says more than other images, where no more than a ``limit`` may be missed."""
+        return self.missed > limit or self.beaten(missed)
 
 
 def turned(x: Tensor) -> list[Tensor]:
@@ -52,6 +68,10 @@ def missed_by_others(target: Target, x: Tensor, y: Tensor) -> float:
     return statistics.median([missed(target, each, y) for each in turned(x)] or [0.0])
 
 
+def others_of(target: Target, x: Tensor, y: Tensor) -> Others:
+    return Others(missed_by_others(target, x, y))
+
+
 def as_near(view: ServerView, task: Task, found: Reconstruction) -> bool:
     """Whether other images explain the update about as well as those ``found``. Not asked, and so False, where these
     name no labels, are not as many as the view is of, or cannot be compared with it at all."""
@@ -64,4 +84,4 @@ def as_near(view: ServerView, task: Task, found: Reconstruction) -> bool:
     if target.plan.images != len(found.x):
         return False
     x, y = found.x.to(target.flat.device), found.y.to(target.flat.device)
-    return missed(target, x, y) > SHARE * missed_by_others(target, x, y)
+    return not others_of(target, x, y).beaten(missed(target, x, y))

@@ -10,7 +10,8 @@ these are from the coordinates that were theirs alone. It counts
 
 - if it misses no more than ``_MOST``, so that noise, or an image that stands for several, does not, and
 - if it misses no more than ``_NEARLY`` or than ``AS_WELL`` times what the best answer of all images misses, which has
-  more unknowns.
+  more unknowns, and
+- if other images would not count as well (``attacks.engine.others``): in some networks any image has such a figure.
 
 Its images then take the places of those of that answer to which they are nearest, so that there are as many images as
 before, and no score is of one image that was looked for among many. An answer with a part in it never explains the
@@ -64,14 +65,14 @@ def alone(case: Case, share: float) -> list[Found]:
     store = ResumeStore(stopped=lambda: case.budget.late() or time.monotonic() >= end)
     answers = descents(target, settings, guesses, store)
     case.budget.spend(settings.iterations * _STARTS / case.passes)
-    return [Found("sgi, one image", each, None, case.part_missed(each)) for each in answers]
+    return [case.part("sgi, one image", each) for each in answers]
 
 
 def part_of(parts: Sequence[Found], missed: float) -> Found | None:
     """The part that counts beside an answer of all images that misses so much: the best, of equals that of most images;
     None where none does."""
     limit = min(_MOST, max(_NEARLY, _AS_WELL * missed))
-    counted = [each for each in parts if each.missed <= limit]
+    counted = [each for each in parts if each.missed <= limit and each.others.outside(limit, each.missed)]
     return min(counted, key=lambda each: (each.missed > _CONFIRMED, -len(each.answer.x), each.missed), default=None)
 
 
