@@ -6,7 +6,7 @@ from torch import nn
 
 from prunella.attacks.engine.inversion import EXPLAINED
 from prunella.attacks.engine.matching import target_of
-from prunella.attacks.engine.others import SHARE, as_near, missed, missed_by_others, turned
+from prunella.attacks.engine.others import as_near, missed, missed_by_others
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.level import FITTED
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
@@ -56,11 +56,25 @@ def test_pictures_turned_miss_about_what_other_digits_miss() -> None:
         assert 1 / 4 < missed_by_others(target, OWN.x, OWN.y) / float(other.median()) < 4
 
 
-def test_a_flat_picture_is_never_an_explanation_of_its_own() -> None:
-    task, flat = task_of(nn.ReLU), torch.full((1, 1, 8, 8), 0.5)
-    view = undefended_view(task, *initial(task, 0), PrivateBatch(flat, OWN.y))
-    assert turned(flat) == [] and as_near(view, task, found(flat))
-    assert missed(target_of(view, task.build(), True, 1), flat, OWN.y) < 1e-9 < SHARE
+def test_a_flat_picture_is_an_explanation_where_it_is_the_client_s_and_only_there() -> None:
+    for level in (0.0, 0.5, 1.0):
+        flat = torch.full((1, 1, 8, 8), level)
+        for activation in (nn.ReLU, nn.Sigmoid):
+            task = task_of(activation)
+            own = undefended_view(task, *initial(task, 0), PrivateBatch(flat, OWN.y))
+            assert not as_near(own, task, found(flat)) and as_near(view_of(task), task, found(flat))
+
+
+def test_a_table_of_values_is_held_against_others() -> None:
+    torch.manual_seed(0)
+    x, other = torch.rand(2, 1, 12, 1, 1)
+    for activation, hidden in ((nn.ReLU, nn.Identity), (nn.Sigmoid, nn.Sigmoid)):
+        net = nn.Sequential(
+            nn.Flatten(), nn.Linear(12, 20), activation(), nn.Linear(20, 20), hidden(), nn.Linear(20, 10)
+        )
+        task = ModuleTask("net", (12, 1, 1), 10, net)
+        view = undefended_view(task, *initial(task, 0), PrivateBatch(x, OWN.y))
+        assert not as_near(view, task, found(x)) and as_near(view, task, found(other))
 
 
 def test_what_cannot_be_held_against_the_update_is_not_asked() -> None:
