@@ -197,26 +197,27 @@ def target_of(view: ServerView, module: nn.Module, mask_aware: bool, max_images:
     return Target(module, params, buffers, view.mask, flat, compared, plan, network, bf16)
 
 
-def step_gradient(target: Target, params: Tree, x: Tensor, y: Tensor) -> Tree:
-    """Gradient of the mean cross-entropy at ``params``; differentiable in x, y (labels or probabilities) and params."""
+def step_gradient(target: Target, params: Tree, x: Tensor, y: Tensor, graph: bool = True) -> Tree:
+    """Gradient of the mean cross-entropy at ``params``; with its ``graph`` differentiable in x, y (labels or
+    probabilities) and params."""
     buffers = {name: buffer.clone() for name, buffer in target.buffers.items()}
     # Fused attention has no second derivative.
     with sdpa_kernel(SDPBackend.MATH), torch.autocast(x.device.type, torch.bfloat16, enabled=target.bf16):
         logits = functional_call(target.module, (params, buffers), (x,))
     loss = cross_entropy(logits.to(x.dtype), y)
-    gradients = torch.autograd.grad(loss, list(params.values()), create_graph=True, materialize_grads=True)
+    gradients = torch.autograd.grad(loss, list(params.values()), create_graph=graph, materialize_grads=True)
     return dict(zip(params, gradients, strict=True))
 
 
-def dummy_gradient(target: Target, x: Tensor, y: Tensor) -> list[Tensor]:
-    """What the guess x [N, C, H, W], y [N] or [N, K] would have sent, one tensor per parameter, with its graph."""
+def dummy_gradient(target: Target, x: Tensor, y: Tensor, graph: bool = True) -> list[Tensor]:
+    """What the guess x [N, C, H, W], y [N] or [N, K] would have sent, one tensor per parameter, with its ``graph``."""
     plan = target.plan
     if len(plan.batches) == 1:
-        return list(step_gradient(target, target.params, x, y).values())
+        return list(step_gradient(target, target.params, x, y, graph).values())
     params = target.params
     velocity: Tree = {}
     for rows in plan.batches:
-        gradient = step_gradient(target, params, x[list(rows)], y[list(rows)])
+        gradient = step_gradient(target, params, x[list(rows)], y[list(rows)], graph)
         params, velocity = sgd_step(params, gradient, velocity, plan.sgd, target.mask)
     scale = 1 / (plan.sgd.learning_rate * len(plan.batches))
     return [(target.params[name] - params[name]) * scale for name in params]

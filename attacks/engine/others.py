@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from prunella.attacks.engine.local_steps import linearised
-from prunella.attacks.engine.matching import Target, target_of
-from prunella.attacks.engine.objectives import cosine
+from prunella.attacks.engine.matching import Target, dummy_gradient, target_of
+from prunella.attacks.engine.objectives import cosine, flatten
 from prunella.core.errors import AttackError
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
@@ -64,7 +64,10 @@ def turned(x: Tensor) -> list[Tensor]:
 
 def missed(target: Target, x: Tensor, y: Tensor) -> float:
     """One minus the cosine of what images x [N, C, H, W] with labels y [N] would have sent and what arrived."""
-    return float(cosine(linearised(target, x, y)[0], target.flat, target.support)[0])
+    sent = (
+        linearised(target, x, y)[0] if target.network else flatten(dummy_gradient(target, x, y, graph=False)).detach()
+    )
+    return float(cosine(sent, target.flat, target.support)[0])
 
 
 def missed_by_others(target: Target, x: Tensor, y: Tensor) -> float:
@@ -78,14 +81,17 @@ def others_of(target: Target, x: Tensor, y: Tensor) -> Others:
 
 def as_near(view: ServerView, task: Task, found: Reconstruction) -> bool:
     """Whether other images explain the update about as well as those ``found``. Not asked, and so False, where these
-    name no labels, are not as many as the view is of, or cannot be compared with it at all."""
-    if found.y is None:
+    are no images with labels of the task, are not as many as the view is of, or cannot be compared with it at all."""
+    x, y = found.x.detach(), found.y
+    if y is None or y.shape != x.shape[:1] or x.shape[1:] != tuple(task.shape) or not len(x):
+        return False
+    if not bool(((y >= 0) & (y < task.classes)).all()):
         return False
     try:
-        target = target_of(view, task.build(), True, len(found.x))
-    except AttackError:
+        target = target_of(view, task.build(), True, len(x))
+        if target.plan.images != len(x):
+            return False
+        x, y = x.to(target.flat), y.to(target.flat.device, torch.long)
+        return not others_of(target, x, y).beaten(missed(target, x, y))
+    except (AttackError, RuntimeError, LookupError):  # somebody's own model, or memory that is not there
         return False
-    if target.plan.images != len(found.x):
-        return False
-    x, y = found.x.to(target.flat.device), found.y.to(target.flat.device)
-    return not others_of(target, x, y).beaten(missed(target, x, y))

@@ -1,11 +1,14 @@
 """An update that any image explains is explained by none: networks whose gradients hardly depend on the image."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
 from prunella.attacks.engine.inversion import EXPLAINED
-from prunella.attacks.engine.matching import target_of
+from prunella.attacks.engine.matching import dummy_gradient, target_of
+from prunella.attacks.engine.objectives import cosine, flatten
 from prunella.attacks.engine.others import as_near, missed, missed_by_others
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.level import FITTED
@@ -82,3 +85,27 @@ def test_what_cannot_be_held_against_the_update_is_not_asked() -> None:
     view, x = view_of(task), DIGITS.x[:1]
     assert not as_near(view, task, Reconstruction(x, None, 0.0, 1))
     assert not as_near(view, task, Reconstruction(DIGITS.x[:2], DIGITS.y[:2], 0.0, 1))
+
+
+def test_somebody_s_own_answer_is_compared_or_left_but_never_an_error() -> None:
+    task = task_of(nn.Sigmoid)
+    view, own, x = view_of(task), OWN.y, DIGITS.x[1:2]
+
+    def near(x: torch.Tensor, y: torch.Tensor) -> bool:
+        return as_near(view, task, Reconstruction(x, y, 0.0, 1))
+
+    assert near(x, own) and near(x.double(), own.int()) and near(x.clone().requires_grad_(), own)
+    assert not near(OWN.x.double(), own)
+    outside = [own + 10, own - 10, own[:0], own[:, None], torch.eye(10)[own]]
+    assert not any(near(x, y) for y in outside) and not near(x[:0], own[:0])
+    assert not near(x[..., :3, :3], own) and not near(x.repeat(1, 3, 1, 1), own) and not near(x[0], own)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_without_a_graph_the_same_is_missed(steps: int) -> None:
+    task, batch = task_of(nn.Tanh), PrivateBatch(DIGITS.x[:2], DIGITS.y[:2])
+    view = dataclasses.replace(undefended_view(task, *initial(task, 0), batch), steps=steps, batch_size=2 // steps)
+    target = dataclasses.replace(target_of(view, task.build(), True, 2), network=None)
+    with_graph = flatten(dummy_gradient(target, batch.x, batch.y)).detach()
+    assert torch.equal(flatten(dummy_gradient(target, batch.x, batch.y, graph=False)).detach(), with_graph)
+    assert missed(target, batch.x, batch.y) == float(cosine(with_graph, target.flat, target.support)[0])
