@@ -195,7 +195,7 @@ class Case:
         if much <= _TELLING and answer.y is not None and bool(torch.isfinite(answer.x).all()):
             whole = len(answer.x) == self.images
             target = self.judged if whole else of_images(self.judged, len(answer.x))
-            others = others_of(target, answer.x, answer.y)
+            others = others_of(self.view, target, answer.x, answer.y)
         return Found(name, answer, settings, much, others=others)
 
     def part(self, name: str, answer: Reconstruction) -> Found:

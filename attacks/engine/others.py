@@ -25,6 +25,7 @@ from torch import Tensor
 from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import Target, dummy_gradient, target_of
 from prunella.attacks.engine.objectives import cosine, flatten
+from prunella.attacks.engine.rounding import lost
 from prunella.core.errors import AttackError
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
@@ -33,13 +34,17 @@ SHARE = 0.003  # of what others miss
 
 
 class Others(NamedTuple):
-    """What other images miss of an update; infinity where nothing was held against them."""
+    """What other images miss of an update, infinity where nothing was held against them, and what its ``rounding``
+    makes even the client's own miss (``attacks.engine.rounding``)."""
 
     missed: float = math.inf
+    rounding: float = 0.0
 
     def beaten(self, missed: float) -> bool:
-        """Whether images that miss so much are an explanation of their own."""
-        return missed <= SHARE * self.missed
+        """Whether images that miss so much are an explanation of their own. None are where others miss little more than
+        rounding costs."""
+        told = self.missed > 2 * self.rounding or not self.rounding
+        return told and missed <= self.rounding + SHARE * (self.missed - self.rounding)
 
     def outside(self, limit: float, missed: float) -> bool:
         """Whether what misses so much says more than other images, where no more than a ``limit`` may be missed."""
@@ -62,12 +67,16 @@ def turned(x: Tensor) -> list[Tensor]:
     return [each for each in made if not torch.equal(each, x)]
 
 
+def sent(target: Target, x: Tensor, y: Tensor) -> Tensor:
+    """What images x [N, C, H, W] with labels y [N] would have sent, without a graph."""
+    if target.network is not None:
+        return linearised(target, x, y)[0]
+    return flatten(dummy_gradient(target, x, y, graph=False)).detach()
+
+
 def missed(target: Target, x: Tensor, y: Tensor) -> float:
-    """One minus the cosine of what images x [N, C, H, W] with labels y [N] would have sent and what arrived."""
-    sent = (
-        linearised(target, x, y)[0] if target.network else flatten(dummy_gradient(target, x, y, graph=False)).detach()
-    )
-    return float(cosine(sent, target.flat, target.support)[0])
+    """One minus the cosine of what images would have sent and what arrived."""
+    return float(cosine(sent(target, x, y), target.flat, target.support)[0])
 
 
 def missed_by_others(target: Target, x: Tensor, y: Tensor) -> float:
@@ -75,8 +84,8 @@ def missed_by_others(target: Target, x: Tensor, y: Tensor) -> float:
     return statistics.median(missed(target, each, y) for each in turned(x))
 
 
-def others_of(target: Target, x: Tensor, y: Tensor) -> Others:
-    return Others(missed_by_others(target, x, y))
+def others_of(view: ServerView, target: Target, x: Tensor, y: Tensor) -> Others:
+    return Others(missed_by_others(target, x, y), lost(view, target, sent(target, x, y)))
 
 
 def as_near(view: ServerView, task: Task, found: Reconstruction) -> bool:
@@ -92,6 +101,6 @@ def as_near(view: ServerView, task: Task, found: Reconstruction) -> bool:
         if target.plan.images != len(x):
             return False
         x, y = x.to(target.flat), y.to(target.flat.device, torch.long)
-        return not others_of(target, x, y).beaten(missed(target, x, y))
+        return not others_of(view, target, x, y).beaten(missed(target, x, y))
     except (AttackError, RuntimeError, LookupError):  # somebody's own model, or memory that is not there
         return False
