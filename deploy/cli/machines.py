@@ -287,8 +287,9 @@ def unregister(
         if free_number and not file.exists():
             raise UsageError(f"{file} is missing: name the directory of what runs the ServerApps with --home")
         with tempfile.TemporaryDirectory() as folder:
-            node = remove(Destination(Address.parse(superlink), None if insecure else Keys(keys)), name, Path(folder))
-        say(f"{name} is removed: the SuperLink lets this key in no more")
+            target = Destination(Address.parse(superlink), None if insecure else Keys(keys))
+            node, already = remove(target, name, Path(folder))
+        say(f"{name} is removed{' already' if already else ''}: the SuperLink lets this key in no more")
         if free_number and (number := Numbering(file).free(node)) is not None:
             say(f"client number {number} is free: whichever key states it first has it")
 

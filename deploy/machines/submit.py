@@ -91,12 +91,14 @@ def register(target: Destination, folder: Path) -> tuple[list[str], list[str]]:
     return list(answer["names"]), list(answer["removed"])
 
 
-def unregister(target: Destination, which: str, folder: Path) -> int:
-    """Keep the SuperNode with this name or node id out for good; its node id. Raises ``LaunchError``."""
+def unregister(target: Destination, which: str, folder: Path) -> tuple[int, bool]:
+    """Keep the SuperNode with this name or node id out for good; its node id, and whether it was out already. Raises
+    ``LaunchError``."""
     if target.keys:
         present(target.keys.ca)
     reachable(target)
-    return int(ask(target, folder, "removed", {"remove": which})["node"])
+    removed = ask(target, folder, "removed", {"remove": which})
+    return int(removed["node"]), bool(removed["already"])
 
 
 def ask(target: Destination, folder: Path, wanted: str, question: dict[str, Any]) -> dict[str, Any]:

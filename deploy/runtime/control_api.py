@@ -12,7 +12,7 @@ in between).
 
     {"event": "registered", "names": [...]}     the public keys that the SuperLink did not know before; in "removed",
                                                 those that it knows and keeps out
-    {"event": "removed", "node": id}            the SuperNode is kept out from now on
+    {"event": "removed", "node": id}            the SuperNode is kept out from now on; with "already": true, it was
     {"event": "stopped", "done": true}          the run that was to be stopped was; false when it had ended already
     {"event": "started", "flower_run": id}      the run was accepted; without ``app``, none is submitted
     {"event": "status", "status": "running"}    each change; "finished:completed", "finished:failed", … is the last
@@ -159,12 +159,17 @@ def nodes(client: Any) -> list[Any]:
     return list(client.ListNodes(ListNodesRequest()).nodes_info)
 
 
-def remove(client: Any, which: str) -> int:
-    """Keep a SuperNode out, by its name or node id, for good; its node id. Raises ``ValueError``."""
+def remove(client: Any, which: str) -> tuple[int, bool]:
+    """Keep a SuperNode out, by its name or node id, for good; its node id, and whether it was out already (then of
+    several the newest one's). Raises ``ValueError``."""
     from flwr.proto.control_pb2 import UnregisterNodeRequest
 
-    there = [node for node in nodes(client) if not node.unregistered_at]
-    found = [node for node in there if which in (node.name, str(node.node_id))]
+    known = nodes(client)
+    named = [node for node in known if which in (node.name, str(node.node_id))]
+    there = [node for node in known if not node.unregistered_at]
+    found = [node for node in named if not node.unregistered_at]
+    if named and not found:
+        return int(max(named, key=lambda node: str(node.unregistered_at)).node_id), True
     if not found:
         names = ", ".join(sorted(node.name for node in there)) or "none"
         raise ValueError(f"no SuperNode {which!r} is registered there; those that are: {names}")
@@ -172,7 +177,7 @@ def remove(client: Any, which: str) -> int:
         each = ", ".join(f"{node.node_id} (registered {node.registered_at[:16]})" for node in found)
         raise ValueError(f"{len(found)} keys are registered as {which!r}: give one of their node ids: {each}")
     client.UnregisterNode(UnregisterNodeRequest(node_id=found[0].node_id))
-    return int(found[0].node_id)
+    return int(found[0].node_id), False
 
 
 def connect(address: str, ca: str | None = None) -> Any:
@@ -219,7 +224,8 @@ def follow(request: dict[str, Any]) -> Iterable[dict[str, Any]]:
         new, removed = register(client, map(Path, keys))
         yield {"event": "registered", "names": new, "removed": removed}
     if which := request.get("remove"):
-        yield {"event": "removed", "node": remove(client, which)}
+        node, already = remove(client, which)
+        yield {"event": "removed", "node": node, "already": already}
     if run := request.get("stop"):
         from flwr.proto.control_pb2 import StopRunRequest
 

@@ -1,5 +1,6 @@
 """The commands' options, what they refuse, and what they tell to do next."""
 
+import json
 import shlex
 from pathlib import Path
 
@@ -182,6 +183,17 @@ def test_stop_names_the_run_and_says_what_came_of_it(
     assert seen[0][:2] == (submit.Destination(submit.Address("127.0.0.1", 8000), submit.Keys(Path("keys"))), RunDir(
         (here / "runs" / "one").resolve()))  # fmt: skip
     assert RUNNER.invoke(cli.app, ["stop", "two"], env=WIDE).exit_code == 2 and len(seen) == 1
+
+
+def test_a_number_is_freed_of_a_key_that_was_removed_before(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit, "reachable", lambda target: None)
+    monkeypatch.setattr(submit, "ask", lambda *_: {"event": "removed", "node": 7, "already": True})
+    numbers = here / "superlink" / "flower" / machines.NUMBERS
+    numbers.parent.mkdir(parents=True)
+    numbers.write_text('{"0": 7, "1": 8}')
+    result = RUNNER.invoke(cli.app, ["unregister", "north", "--free-number"], env=WIDE)
+    assert result.exit_code == 0 and json.loads(numbers.read_text()) == {"1": 8}, result.output
+    assert "north is removed already" in result.output and "client number 0 is free" in result.output
 
 
 def test_the_guide_types_only_what_exists() -> None:

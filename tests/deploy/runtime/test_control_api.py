@@ -186,6 +186,28 @@ def test_keys_are_registered_once(tmp_path: Path) -> None:
         control_api.register(registry, keys.Keys(tmp_path).public())
 
 
+def test_who_is_removed_already_is_found_again_and_a_name_that_is_in_use_means_its_user() -> None:
+    from flwr.proto.control_pb2 import ListNodesResponse
+    from flwr.proto.node_pb2 import NodeInfo
+
+    out: list[int] = []
+    known = [
+        NodeInfo(node_id=1, name="north", unregistered_at="2026-11-02T00:00:00"),
+        NodeInfo(node_id=2, name="north", unregistered_at="2026-11-03T00:00:00"),
+        NodeInfo(node_id=3, name="south"),
+    ]
+    client = SimpleNamespace(
+        ListNodes=lambda request: ListNodesResponse(nodes_info=known),
+        UnregisterNode=lambda request: out.append(request.node_id),
+    )
+    assert control_api.remove(client, "north") == (2, True), "the newest"
+    assert control_api.remove(client, "1") == (1, True) and not out
+    known.append(NodeInfo(node_id=4, name="north"))
+    assert control_api.remove(client, "north") == (4, False) and out == [4]
+    with pytest.raises(ValueError, match="no SuperNode 'west' is registered there; those that are: north, south"):
+        control_api.remove(client, "west")
+
+
 def test_a_superlink_may_be_away_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     import httpx
 
