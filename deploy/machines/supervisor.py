@@ -7,9 +7,10 @@ continues. What starting again cannot fix (``deploy.machines.connection_errors``
 message that names the fix.
 """
 
-import shutil
+import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,12 +45,13 @@ class Tail:
         self._path, self._offset = path, path.stat().st_size if path.exists() else 0
 
     def read(self) -> str:
-        """Complete lines since the last call; a file that is not there yet has none."""
-        if not self._path.exists():
+        """Complete lines since the last call; a file that is not there, or not for the moment, has none."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
             return ""
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
         data = data[: data.rfind(b"\n") + 1]
         self._offset += len(data)
         return data.decode(errors="replace")
@@ -89,7 +91,8 @@ class Supervisor:
         self.show()
         if now >= self._look:
             self._look = now + LOOK
-            self.check_disk()
+            with suppress(OSError):  # a network's folder that is away for a moment
+                self.check_disk()
         for exit in exits:
             self.on_exit(exit, now)
         for process in self.processes:
@@ -113,8 +116,9 @@ class Supervisor:
     def check_disk(self) -> None:
         """Say once that the disk is full: where the logs are as well, nothing else can tell why all fails."""
         home = Path(self.main.log).parent.parent
-        usage = shutil.disk_usage(home)
-        before, self._full = self._full, bool(usage.total) and usage.free < FULL
+        disk = os.statvfs(home)
+        free = disk.f_bfree if os.geteuid() == 0 else disk.f_bavail  # root writes into what is reserved for it
+        before, self._full = self._full, bool(disk.f_blocks) and free * disk.f_frsize < FULL
         if self._full and not before:
             self.say(
                 f"prunella: the disk of {home} is full: free some space; until then nothing can be kept, and fails"

@@ -1,7 +1,9 @@
 """What is started again, what is given up, and with which words; on a clock of our own."""
 
+import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -57,12 +59,41 @@ def node(tmp_path: Path) -> Bench:
 
 
 def test_a_full_disk_is_told_once_until_there_is_room_again(node: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     free = shutil.disk_usage(node.log.parent).free
     for now, least in enumerate((free // 2, free * 2, free * 2, free // 2, free * 2)):
         monkeypatch.setattr(supervisor, "FULL", least)
         node.supervisor.step(1000.0 + now * supervisor.LOOK)
         node.supervisor.step(1000.1 + now * supervisor.LOOK)
     assert ["is full: free some space" in line for line in node.said] == [True, True]
+
+
+@pytest.mark.parametrize(("user", "told"), [(0, 0), (1000, 1)])
+def test_what_is_reserved_for_root_is_free_for_root(
+    node: Bench, monkeypatch: pytest.MonkeyPatch, user: int, told: int
+) -> None:
+    disk = SimpleNamespace(f_blocks=10**6, f_bfree=10**4, f_bavail=0, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: disk)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    node.supervisor.step(1000.0)
+    assert len(node.said) == told
+
+
+def test_a_home_that_is_away_for_a_moment_ends_nothing(tmp_path: Path) -> None:
+    logs = tmp_path / "home" / "logs"
+    logs.mkdir(parents=True)
+    node = Bench(logs)
+    node.write("SuperNode ID: 1\n")
+    node.supervisor.step(1000.0)
+    (tmp_path / "home").rename(tmp_path / "away")
+    node.supervisor.step(1000.0 + supervisor.LOOK)
+    (tmp_path / "away").rename(tmp_path / "home")
+    node.write("more\n")
+    node.supervisor.step(1000.0 + 2 * supervisor.LOOK)
+    assert node.said == ["SuperNode ID: 1", "more"]
+    node.log.unlink()
+    node.log.mkdir()  # an error of opening what is there, as of a handle that is stale
+    node.supervisor.step(1000.0 + 3 * supervisor.LOOK)
 
 
 def test_a_supernode_that_the_superlink_forgot_comes_back(node: Bench) -> None:
