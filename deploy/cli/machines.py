@@ -123,12 +123,10 @@ def superlink(
             executor=not no_executor,
         )
         machines.check_link(link)
-        for line in ending(link.keys) if link.keys else ():
-            say(f"prunella: {line}")
         machines.make_home(link.home)
         with machines.held(link.home):
             machines.forget_numbers(link)
-            serve(machines.link_processes(link), stock, say)
+            serve(machines.link_processes(link), stock, say, reminders=lambda: ending(link.keys) if link.keys else [])
 
 
 @app.command()

@@ -24,6 +24,7 @@ from prunella.deploy.runtime.services import SUPERLINK, SUPERNODE, command_line
 from prunella.deploy.runtime.watch import INTERVAL, signals_interrupt
 
 FULL, LOOK = 1_000_000, 10.0  # bytes below which a disk counts as full, and seconds between two looks at it
+DAY = 24 * 3600.0  # seconds between two reminders
 AGAIN = 5.0  # seconds before something that ended is started again
 PATIENCE = 90.0  # seconds that a key may stay unknown or counted as online: Flower needs 66 to forget a dead SuperNode
 # What the log says once a process is ready; if it ends before that, it is not started again.
@@ -66,6 +67,7 @@ class Supervisor:
     say: Say
     patience: float = PATIENCE
     again: float = AGAIN
+    reminders: Callable[[], Sequence[str]] = tuple  # what to say at the start and once a day, as long as it is true
 
     def __post_init__(self) -> None:
         self.main = self.processes[0]
@@ -75,6 +77,7 @@ class Supervisor:
         self._problem_since: float | None = None
         self._hinted = False
         self._look, self._full = 0.0, False  # when to look at the disk again, and whether it was full
+        self._remind = 0.0  # when to remind again
 
     def start(self) -> None:
         for process in self.processes:
@@ -93,6 +96,11 @@ class Supervisor:
             self._look = now + LOOK
             with suppress(OSError):  # a network's folder that is away for a moment
                 self.check_disk()
+        if now >= self._remind:
+            self._remind = now + DAY
+            with suppress(OSError, ValueError):  # a certificate that is being replaced
+                for line in self.reminders():
+                    self.say(f"prunella: {line}")
         for exit in exits:
             self.on_exit(exit, now)
         for process in self.processes:
@@ -159,7 +167,14 @@ class Supervisor:
         return ""
 
 
-def serve(processes: Sequence[Process], stock: bool, say: Say, patience: float = PATIENCE, poll: float = POLL) -> None:
+def serve(
+    processes: Sequence[Process],
+    stock: bool,
+    say: Say,
+    patience: float = PATIENCE,
+    poll: float = POLL,
+    reminders: Callable[[], Sequence[str]] = tuple,
+) -> None:
     """Print the commands, run them until Ctrl-C or SIGTERM (``KeyboardInterrupt``), or until they fail for good."""
     requirements.check()
     for process in processes:
@@ -168,7 +183,7 @@ def serve(processes: Sequence[Process], stock: bool, say: Say, patience: float =
         logs = Path(processes[0].log).parent
         backend: Backend = StockBackend() if stock else ZygoteBackend(logs / "zygote.log", poll)
         try:
-            supervisor = Supervisor(processes, backend, say, patience)
+            supervisor = Supervisor(processes, backend, say, patience, reminders=reminders)
             supervisor.start()
             while True:
                 supervisor.step(time.monotonic())

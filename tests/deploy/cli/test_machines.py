@@ -1,5 +1,6 @@
 """The commands' options, what they refuse, and what they tell to do next."""
 
+import datetime
 import json
 import shlex
 from pathlib import Path
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from prunella.deploy.cli import federation
 from prunella.deploy.cli import main as cli
 from prunella.deploy.machines import commands as machines
+from prunella.deploy.machines import keys as made
 from prunella.deploy.machines import submit, supervisor
 from prunella.deploy.runs import RunDir
 from prunella.deploy.runtime import flower_release
@@ -30,7 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     seen: list[tuple] = []
-    monkeypatch.setattr(supervisor, "serve", lambda *given: seen.append(given))
+    monkeypatch.setattr(supervisor, "serve", lambda *given, **more: seen.append((*given, *more.values())))
     monkeypatch.setattr(machines, "check_certificate", lambda node: None)
     return seen
 
@@ -119,6 +121,17 @@ def test_superlink_is_secure_by_default(here: Path, served: list[tuple]) -> None
     assert not stock and [p.name for p in processes] == ["superlink", "executor"]
     assert {"--enable-supernode-auth", "0.0.0.0:9092", str(here / "keys" / "superlink.crt")} <= set(processes[0].args)
     assert (here / "superlink" / "logs").is_dir()
+
+
+def test_superlink_reminds_of_the_end_of_its_certificate(
+    here: Path, served: list[tuple], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert RUNNER.invoke(cli.app, ["superlink"]).exit_code == 0
+    assert RUNNER.invoke(cli.app, ["superlink", "--insecure", "--home", "plain"]).exit_code == 0
+    (*_, reminders), (*_, none) = served
+    assert reminders() == none() == []
+    monkeypatch.setattr(made, "SOON", datetime.timedelta(days=made.SUPERLINK_DAYS + 1))
+    assert ["superlink.crt ends on" in line for line in reminders()] == [True] and none() == []
 
 
 def test_insecure_means_loopback(here: Path, served: list[tuple]) -> None:

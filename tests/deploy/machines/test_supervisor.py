@@ -1,5 +1,6 @@
 """What is started again, what is given up, and with which words; on a clock of our own."""
 
+import datetime
 import os
 import shutil
 from pathlib import Path
@@ -8,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from prunella.deploy.errors import LaunchError
-from prunella.deploy.machines import supervisor
+from prunella.deploy.machines import keys, supervisor
 from prunella.deploy.machines.commands import EXECUTOR
 from prunella.deploy.machines.supervisor import AGAIN, Supervisor, Tail
 from prunella.deploy.runtime.processes import Exit, Process
@@ -94,6 +95,26 @@ def test_a_home_that_is_away_for_a_moment_ends_nothing(tmp_path: Path) -> None:
     node.log.unlink()
     node.log.mkdir()  # an error of opening what is there, as of a handle that is stale
     node.supervisor.step(1000.0 + 3 * supervisor.LOOK)
+
+
+def test_a_certificate_that_ends_soon_is_told_once_a_day_until_there_is_another(
+    node: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = keys.Keys(tmp_path / "keys")
+    keys.make(here.path, [], [])
+    node.supervisor.reminders = lambda: keys.ending(here)
+    hour = 3600.0
+    for number in range(49):
+        node.supervisor.step(1000.0 + number * hour)
+    assert not node.said
+    now = keys._now() + datetime.timedelta(days=keys.SUPERLINK_DAYS - 29)
+    monkeypatch.setattr(keys, "_now", lambda: now)
+    for number in range(49, 97):
+        node.supervisor.step(1000.0 + number * hour)
+    assert ["superlink.crt ends on" in line for line in node.said] == [True, True]
+    here.certificate.unlink()
+    node.supervisor.step(1000.0 + 97 * hour)
+    assert len(node.said) == 2, "it is being replaced"
 
 
 def test_a_supernode_that_the_superlink_forgot_comes_back(node: Bench) -> None:
