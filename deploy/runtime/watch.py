@@ -20,6 +20,7 @@ Status = Literal["completed", "failed", "stopped"]
 INTERVAL = 0.1  # seconds between two checks of the processes and files
 LAST_WORD = 15.0  # seconds Flower has to report the end of a ServerApp that is gone
 TAIL = 12  # lines of a log shown when a run fails
+READ = 64 * 1024  # bytes of a log's end that are read for it: the log itself may be long
 CLIENT = re.compile(r"(?:supernode|client-exec)-(\d+)")
 # As Flower's strategies say it, every second, for as long as too few clients are there.
 WAITS = re.compile(r"Waiting for nodes to connect: (\d+) connected \(minimum required: (\d+)\)")
@@ -41,9 +42,12 @@ class Outcome:
 def tail(path: Path, lines: int = TAIL) -> str:
     """The last lines of a log, "" when there are none."""
     try:
-        return "\n".join(path.read_text(errors="replace").rstrip().splitlines()[-lines:])
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - READ))
+            end = file.read(READ).decode(errors="replace")
     except FileNotFoundError:
         return ""
+    return "\n".join(end.rstrip().splitlines()[-lines:])
 
 
 class Watch:

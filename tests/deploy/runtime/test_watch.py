@@ -94,3 +94,12 @@ def test_the_tail_of_a_log(tmp_path: Path) -> None:
     assert tail(log) == ""
     log.write_bytes(b"1\n2\n\xff3\n")
     assert tail(log, 2).splitlines()[0] == "2"
+
+
+def test_of_a_log_larger_than_memory_only_the_end_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    with log.open("wb") as file:
+        file.truncate(2**40)  # a hole, which takes no room
+        file.seek(0, 2)
+        file.write(b"\n1\n2\n3\n")
+    assert tail(log, 2) == "2\n3"
