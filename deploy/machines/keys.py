@@ -31,9 +31,10 @@ SKEW = datetime.timedelta(hours=1)  # a machine whose clock is slow must not ref
 PUBLIC = (".crt", ".pub")
 SOON = datetime.timedelta(days=30)  # before the end of a certificate: time to renew it at leisure
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]*[A-Za-z0-9_])?"
-# Not a port, a URL or an address with a typing error: TLS compares names letter by letter, and would match none.
-HOST = re.compile(rf"(?:\*\.)?(?:{LABEL}\.)*(?!\d+$){LABEL}")
+LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+# Not a port, a URL or an address with a typing error: TLS compares names letter by letter, and would match none. Digits
+# that are too many for a port may be a container's name.
+HOST = re.compile(rf"(?:\*\.)?(?:{LABEL}\.)*(?!\d+$){LABEL}|\d{{6,63}}")
 
 
 class KeyFileError(UsageError):
@@ -71,14 +72,15 @@ class Keys:
 
 
 def general_name(host: str) -> x509.GeneralName:
-    """
+    """What a certificate says of a host: an IPv6 address has no brackets there, and a name no dot at its end.
+
     >>> general_name("10.0.0.1"), general_name("superlink.example.org")
     (<IPAddress(value=10.0.0.1)>, <DNSName(value='superlink.example.org')>)
     """
     try:
-        return x509.IPAddress(ipaddress.ip_address(host))
+        return x509.IPAddress(ipaddress.ip_address(host[1:-1] if host[:1] + host[-1:] == "[]" else host))
     except ValueError:
-        pass
+        host = host.removesuffix(".")
     if not HOST.fullmatch(host):
         raise KeyFileError(f"{host!r} is neither a host name nor an IP address: write one with --host, without a port")
     return x509.DNSName(host)
@@ -129,7 +131,7 @@ def make_certificate(
 ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     """A server key and its certificate for ``hosts`` and this machine itself."""
     key = ec.generate_private_key(ec.SECP384R1())
-    names = [general_name(host) for host in dict.fromkeys((*ALWAYS, *hosts))]
+    names = list(dict.fromkeys(map(general_name, (*ALWAYS, *hosts))))
     authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     builder = (
         _builder("Prunella SuperLink", ca.subject, key.public_key(), SUPERLINK_DAYS)

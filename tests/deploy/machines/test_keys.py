@@ -110,17 +110,34 @@ def test_what_cannot_be_a_host_or_a_place_is_refused(tmp_path: Path) -> None:
         keys.make(tmp_path / "file", [], [])
 
 
-@pytest.mark.parametrize("host", ["", "a b", "10.9.0.1:9092", "https://a.example", "[fd00::1]", "10.9.0.300", "a..b"])
+@pytest.mark.parametrize(
+    "host",
+    ["", "a b", "10.9.0.1:9092", "https://a.example", "[fd00::1", "[a]", "10.9.0.300", "10.9.0.1.", "a..b", "a..", ".",
+     "9092", "19092", "a" * 64, f"{'a' * 64}.example"],
+)  # fmt: skip
 def test_a_host_that_no_certificate_could_be_checked_for_is_refused(tmp_path: Path, host: str) -> None:
     with pytest.raises(KeyFileError, match="neither a host name nor an IP"):
         keys.make(tmp_path / "keys", [], [host])
     assert not (tmp_path / "keys").exists()
 
 
-@pytest.mark.parametrize("host", ["superlink", "prunella_superlink_1", "a-1.example.org", "fd00::1"])
+@pytest.mark.parametrize(
+    "host",
+    ["superlink", "prunella_superlink_1", "a-1.example.org", "fd00::1", "[fd00::1]", "a.example.org.", "123456789012",
+     "a" * 63],
+)  # fmt: skip
 def test_a_host_that_is_accepted_is_one_that_tls_finds(tmp_path: Path, host: str) -> None:
     keys.make(tmp_path / "keys", [], [host])
-    assert handshake(Keys(tmp_path / "keys"), tmp_path / "keys" / "ca.crt", host) == ""
+    name = host.strip("[]").removesuffix(".")
+    assert keys.certified(Keys(tmp_path / "keys").certificate) == [name]
+    assert handshake(Keys(tmp_path / "keys"), tmp_path / "keys" / "ca.crt", name) == ""
+
+
+def test_a_host_is_in_the_certificate_once(tmp_path: Path) -> None:
+    keys.make(tmp_path / "keys", [], ["[::1]", "localhost.", "a.example", "a.example."])
+    found = x509.load_pem_x509_certificate(Keys(tmp_path / "keys").certificate.read_bytes())
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(name.value) for name in names] == [*keys.ALWAYS, "a.example"]
 
 
 def test_a_renewed_certificate_needs_nothing_new_of_the_sites(tmp_path: Path) -> None:
