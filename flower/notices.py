@@ -99,9 +99,11 @@ def tell_own_loader(site: Site) -> None:
 
 def tell_kept(site: Site, model: nn.Module, came: Container[str]) -> None:
     """Warn once in a run, in the site's log, of floating arrays of the model that are not among those that ``came``: an
-    ε covers the steps of a guarded loop, and not what has made these."""
-    kept = [name for name, t in (*model.named_parameters(), *model.named_buffers()) if t.is_floating_point()]
-    kept = [name for name in kept if name not in came]
+    ε covers the steps of a guarded loop, and not what has made these. Buffers that no ``state_dict`` holds are made by
+    the model's own code (frequencies of positions, masks of attention)."""
+    state = model.state_dict().keys()
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in state]
+    kept = [name for name, t in (*model.named_parameters(), *buffers) if t.is_floating_point() and name not in came]
     if kept and site.first("kept"):
         more = f" and {len(kept) - MOST} more" if len(kept) > MOST else ""
         log(
