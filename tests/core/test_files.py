@@ -42,6 +42,23 @@ def test_files_may_be_flushed_and_replaced_where_windows_refuses(
     assert str(path) not in Path("/proc/self/maps").read_text() and tree["x"].tolist() == [1, 1, 1]
 
 
+def test_content_is_on_the_disk_before_it_has_its_name_and_then_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.json"
+    write_json(path, "old")
+    flushed: list[tuple[int, int, str]] = []
+
+    def flush(handle: int) -> None:
+        about = os.fstat(handle)
+        flushed.append((about.st_ino, stat.S_IFMT(about.st_mode), path.read_text()))
+
+    monkeypatch.setattr(os, "fsync", flush)
+    write_json(path, "new")
+    file, folder = path.stat().st_ino, tmp_path.stat().st_ino
+    assert flushed == [(file, stat.S_IFREG, '"old"'), (folder, stat.S_IFDIR, '"new"')]
+
+
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     write_json(path, {"round": 1})
