@@ -36,7 +36,10 @@ newest: $(NEWEST)/installed  ## What touches Flower, with the newest release tha
 	  { $(AGAIN) && $(NEWEST)/bin/python -m pytest $(FAILED) -m $(OF_NEWEST) $$tests; }; }
 
 # A federation waits for longer than it computes, and takes up to 3 GB with its tests: four at a time, where they fit.
-AT_ONCE := $(shell awk '/^MemTotal/ {n = int($$2 / 3500000); print (n < 2 ? 2 : n > 4 ? 4 : n)}' /proc/meminfo || echo 2)
+# A container may have less memory than its host tells; where nothing tells it, as on macOS, two. Asked where it is used.
+MEMORY := /proc/meminfo /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes
+AT_ONCE = $(shell cat $(MEMORY) 2>/dev/null | awk '/^MemTotal/ {kb = $$2} /^[0-9]+$$/ && $$1 / 1024 < kb {kb = $$1 / 1024} \
+  END {n = int(kb / 3500000); print (n < 2 ? 2 : n > 4 ? 4 : n)}')
 # Tests that share a federation on one worker, all other tests on whichever is free (tests/conftest.py).
 TOGETHER := --dist loadfile --no-loadscope-reorder
 # Hundreds of real processes on shared cores: tests that failed are asked once more, alone, and both outcomes are printed.
