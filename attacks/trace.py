@@ -42,6 +42,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "momentum": (int, float),
     "weight_decay": (int, float),
     "defenses": (list,),
+    "frozen": (list,),
 }
 
 
@@ -164,7 +165,7 @@ def _check_numbers(plain: dict[str, Any]) -> None:
 
 
 def _view(tensors: Tree, about: dict[str, Any], task: Task) -> ServerView:
-    plain = about["view"]
+    plain = {"frozen": [], **about["view"]}  # older releases did not write it
     if set(plain) != set(_PLAIN):
         raise AttackError(f"fields of the view differ: {sorted(set(plain) ^ set(_PLAIN))[:3]}")
     _check_numbers(plain)
@@ -173,7 +174,8 @@ def _view(tensors: Tree, about: dict[str, Any], task: Task) -> ServerView:
         raise AttackError(f"labels are {labels.dtype} of shape {tuple(labels.shape)}, not int64 of one dimension")
     if labels is not None and not are_classes(labels, task.classes):
         raise AttackError(f"labels of the trace are not among the {task.classes} classes of its task")
-    values = {**plain, **_trees(tensors, about["trees"]), "defenses": tuple(map(str, plain["defenses"]))}
+    named = {field: tuple(map(str, plain[field])) for field in ("defenses", "frozen")}
+    values = {**plain, **_trees(tensors, about["trees"]), **named}
     return in_float32(ServerView(**values, labels=labels))
 
 

@@ -16,7 +16,8 @@ class ServerView:
     ``params`` are the weights training began from, ``update`` is local minus those, zero where nothing was shared;
     ``shared`` marks the coordinates whose value arrived. ``buffers`` were sent, ``received_buffers`` came back.
     ``steps``, ``batch_size``, ``learning_rate``, ``momentum`` and ``weight_decay`` are the public training settings of
-    the run. ``num_examples``: the examples that the client has, or those of them that its steps use.
+    the run. ``num_examples``: the examples that the client has, or those of them that its steps use. ``frozen`` names
+    the tensors that it is taken not to have trained, where ``shared`` does not tell them from what a defense withheld.
     """
 
     params: Tree
@@ -34,6 +35,7 @@ class ServerView:
     momentum: float = 0.0
     weight_decay: float = 0.0
     defenses: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
 
     @property
     def images_used(self) -> int | None:

@@ -14,7 +14,8 @@ answer cannot be recorded, its trace is missing and the log says why; the round 
 
 Of clients with ``Defend`` a trace names the defenses that they say they applied, and outside of ``Prune`` it has the
 mask that they trained under and what they sent for the scheme, squared gradients: as the trace of an own run has them.
-A defended coordinate that did not move counts as withheld, since the answer does not tell the two apart.
+A defended coordinate that did not move counts as withheld, since the answer does not tell the two apart; a tensor that
+moved in no answer yet, neither in an earlier round nor in another client's, is named as one that seems frozen.
 
 The traces hold updates of private data: they are owner-readable only, and belong where the server's secrets are.
 """
@@ -22,6 +23,7 @@ The traces hold updates of private data: they are owner-readable only, and belon
 import math
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from logging import WARNING
 from numbers import Integral
@@ -129,6 +131,7 @@ class Recorder:
     chosen: Callable[[int, int], bool] = everyone
     examples: str = EXAMPLES
     _sent: dict[int, tuple[Tree, Tree]] = field(default_factory=dict)
+    _moved: set[str] = field(default_factory=set)  # in any recorded answer of this run so far
 
     def __post_init__(self) -> None:
         """Raises ``ConfigError`` for a task that no trace can hold, and for what is no task or no training."""
@@ -204,6 +207,7 @@ class Recorder:
     ) -> list[Message]:
         """Traces of the chosen clients' answers; ``beside`` is what else an answer tells (``Layer.beside``)."""
         replies = list(replies)
+        self._look(replies, plain)
         for reply in replies:
             node = reply.metadata.src_node_id
             if node not in self._sent or reply.has_error():
@@ -221,6 +225,18 @@ class Recorder:
                 told = str(error) if isinstance(error, PrunellaError) else type(error).__name__
                 log(WARNING, "no trace of node %d in round %d: %s", node, round, told)
         return replies
+
+    def _look(self, replies: Iterable[Message], plain: Plain) -> None:
+        """Learn which tensors move in this round, before its traces are written: a defense may withhold all of a small
+        one that other answers show to be trained."""
+        for reply in replies:
+            if self._params.keys() <= self._moved:
+                return
+            if reply.metadata.src_node_id in self._sent and not reply.has_error():
+                with suppress(Exception):  # of an answer that cannot be recorded: its own turn tells why
+                    view = self.view(plain(reply), *self._sent[reply.metadata.src_node_id])
+                    check_view(view, self._module)
+                    self._moved |= {name for name, change in view.update.items() if bool(change.any())}
 
     def view(self, reply: RecordDict, params: Tree, buffers: Tree) -> ServerView:
         """What the server saw of one client. Raises ``AttackError`` when the answer does not fit what was sent."""
@@ -251,11 +267,15 @@ class Recorder:
             for field, tree in beside.items()
             if tree is not None
         }
-        moved = {name: change != 0 for name, change in view.update.items()}
-        shared = moved if set(defenses) - {"none"} else named.get("mask", view.shared)
-        return replace(
-            view, mask=named.get("mask"), importance=named.get("importance"), shared=shared, defenses=defenses
-        )
+        told = replace(view, mask=named.get("mask"), importance=named.get("importance"), defenses=defenses)
+        if set(defenses) - {"none"}:
+            moved = {name: change != 0 for name, change in view.update.items()}
+            still = view.update.keys() - self._moved  # not what the scheme pruned whole: its gradients may be told
+            seems = (name for name in still if told.mask is None or bool(told.mask[name].any()))
+            return replace(told, shared=moved, frozen=tuple(sorted(seems)))
+        if told.mask is None or view.shared is None:
+            return told
+        return replace(told, shared=map_trees(torch.logical_and, told.mask, view.shared))
 
     def _count(self, records: Iterable[MetricRecord]) -> int:
         for metrics in records:

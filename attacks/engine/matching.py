@@ -86,6 +86,8 @@ def check_view(view: ServerView, module: nn.Module) -> None:
             check_tree(kind, tree, like)
     if view.importance is not None:  # of the weights that a scheme may prune, not of all
         check_tree("importance", view.importance, {n: like[n] for n in view.importance if n in like})
+    if unknown := sorted(set(view.frozen) - like.keys()):
+        raise AttackError(f"frozen tensors of the view do not fit the model: unknown {unknown[:3]}")
     for kind in ("buffers", "received_buffers"):
         tree = getattr(view, kind)
         check_tree(kind, tree, {name: buffer for name, buffer in module.named_buffers() if name in tree})

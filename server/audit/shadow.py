@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 from prunella.core.config import Raw, Run, parse_run, parse_section
+from prunella.core.errors import AttackError
 from prunella.core.files import read_tree, write_tree
 from prunella.core.randomness import PrivateGenerator, rehearsal
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask, size, to_device, zeros_like
@@ -82,25 +83,30 @@ class SentRound:
 
 
 def frozen_in(view: ServerView) -> frozenset[str]:
-    """The tensors that the client of an undefended ``view`` did not train: nothing of them was shared."""
+    """The tensors that the client behind ``view`` is taken not to have trained: those it names, and where it is
+    undefended, those of which nothing was shared, though the mask keeps some."""
     if view.shared is None or not set(view.defenses) <= {"none"}:
-        return frozenset()
-    return frozenset(
-        n for n, seen in view.shared.items() if not seen.any() and (view.mask is None or view.mask[n].any())
-    )
+        return frozenset(view.frozen)
+    nothing = (name for name, seen in view.shared.items() if not seen.any())
+    return frozenset(view.frozen).union(n for n in nothing if view.mask is None or view.mask[n].any())
 
 
 def template_of(view: ServerView, defenses: tuple[str, ...]) -> ServerView:
     """``view`` without what the client sent, as the pattern of other clients' views under ``defenses``: they train what
-    it trained."""
-    shared, frozen = view.mask, frozen_in(view)
-    if frozen:
-        trained = view.mask or full_mask(view.params)
-        shared = {name: seen & (name not in frozen) for name, seen in trained.items()}
+    it trained. What only seems frozen, since a defense may have withheld it, the undefended do not train, whose success
+    has to vouch for the attack; the defended do, whose success speaks against the defense."""
+    counts = set(view.defenses) <= {"none"} or set(defenses) <= {"none"}
     importance = None if view.importance is None else zeros_like(view.importance)
     labels = None if view.labels is None else torch.zeros_like(view.labels)
-    update = zeros_like(view.update)
-    return replace(view, update=update, shared=shared, importance=importance, labels=labels, defenses=defenses)
+    return replace(
+        view,
+        update=zeros_like(view.update),
+        shared=view.mask,
+        importance=importance,
+        labels=labels,
+        defenses=defenses,
+        frozen=tuple(sorted(frozen_in(view))) if counts else (),
+    )
 
 
 def alike(a: ServerView, b: ServerView) -> bool:
@@ -216,7 +222,9 @@ class RunShadow:
 
     def play(self, shown: Examples, draw: int, steps: int | None = None, batch_size: int | None = None) -> Sent:
         """What a client that holds ``shown`` sends, with its truth; of a sum, what its clients send, each with its part
-        of ``shown`` and of the batch. Raises ``AttackError`` where these are too few."""
+        of ``shown`` and of the batch. Raises ``AttackError`` where these are too few, or nothing is trained."""
+        if self.frozen >= self.like.params.keys():
+            raise AttackError("nothing of the recorded update moved: there is no training to play")
         sites, size = self.round.sites, batch_size or self.like.batch_size or self.run.batch_size * self.round.sites
         if sites == 1:
             return self._sent(shown, draw, steps, size)
@@ -252,7 +260,8 @@ class RunShadow:
     def _told(self, result: LocalResult, names: Iterable[str]) -> Tree:
         settings, known = scheme_settings(self.run.strategy, self.raw), layers(self._procedure.module)
         told = find(self.run.strategy).client.told(settings, self.round.number, result, known)
-        return {name: told[name] for name in names}
+        nothing = {name: torch.zeros_like(self.like.params[name]) for name in self.frozen}
+        return {name: {**nothing, **told}[name] for name in names}
 
     def send(self, shown: Examples, draw: int, steps: int | None = None, batch_size: int | None = None) -> ServerView:
         """The view of a client that trained on ``shown``."""

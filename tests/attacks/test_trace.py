@@ -18,7 +18,13 @@ from prunella.tasks.task import Task, initial
 def full(view: ServerView) -> ServerView:
     mask = full_mask(view.update)
     return dataclasses.replace(
-        view, mask=mask, shared=mask, importance=view.update, labels=torch.tensor([3]), defenses=("dgp", "gaussian")
+        view,
+        mask=mask,
+        shared=mask,
+        importance=view.update,
+        labels=torch.tensor([3]),
+        defenses=("dgp", "gaussian"),
+        frozen=(next(iter(mask)),),
     )
 
 
@@ -178,3 +184,15 @@ def test_only_the_owner_can_read_it(tmp_path: Path, full: ServerView, task: Task
     save_trace(tmp_path / "a.trace", full, task, {})
     assert (tmp_path / "a.trace").stat().st_mode & 0o077 == 0
     assert all(isinstance(tensor, torch.Tensor) for tensor in load_file(tmp_path / "a.trace").values())
+
+
+def test_frozen_tensors_fit_the_model_and_older_traces_name_none(tmp_path: Path, full: ServerView, task: Task) -> None:
+    save_trace(tmp_path / "a.trace", dataclasses.replace(full, frozen=("nowhere",)), task, {})
+    with pytest.raises(AttackError, match="frozen tensors .* unknown .'nowhere'"):
+        load_trace(tmp_path / "a.trace")
+    save_trace(tmp_path / "a.trace", full, task, {})
+    tensors, metadata = read_tree(tmp_path / "a.trace")
+    about = json.loads(metadata["trace"])
+    del about["view"]["frozen"]
+    save_file(tensors, tmp_path / "old.trace", {"trace": json.dumps(about)})
+    assert_same(load_trace(tmp_path / "old.trace")[0], dataclasses.replace(full, frozen=()))

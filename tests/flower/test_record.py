@@ -14,7 +14,7 @@ from prunella.attacks.trace import load_trace, norm_stood_still
 from prunella.benchmarks.engine.inprocess import FIRST_NODE, InProcessGrid, Tamper
 from prunella.core.errors import AttackError, ConfigError
 from prunella.core.files import write_tree
-from prunella.core.trees import density
+from prunella.core.trees import Tree, density
 from prunella.deploy.errors import UsageError
 from prunella.deploy.tools.replay import Sources, replay
 from prunella.flower.arrays import MARK
@@ -22,6 +22,7 @@ from prunella.flower.defend import Defend
 from prunella.flower.prune import Prune
 from prunella.flower.record import Record, Recorder, Training, applied, record
 from prunella.library.attack import attack
+from prunella.server.audit.shadow import frozen_in, template_of
 from prunella.tasks.task import Task
 from prunella.wire.records import to_dense
 from tests.flower import foreign
@@ -155,6 +156,57 @@ def test_tied_weights_are_recorded_once_and_frozen_ones_as_not_shared(known: str
     assert view.shared is not None
     assert {n for n, seen in view.shared.items() if not seen.any()} == {"conv.weight", "conv.bias"}
     assert all(bool(seen.all()) is bool(view.update[name].any()) for name, seen in view.shared.items())
+
+
+@pytest.mark.parametrize("defense", ["none", "dgp"])
+@pytest.mark.parametrize("pruned", [False, True], ids=["dense", "pruned"])
+def test_frozen_layers_of_clients_with_defend_are_not_trained_by_the_control(
+    pruned: bool, defense: str, tmp_path: Path
+) -> None:
+    """Neither the mask nor what a defense withholds hides which layers never move."""
+    task, app = Task("tests.flower.test_record:Thawed", (1, 8, 8), 10), make([Defend()], build=Tied)
+    inner = FedAvg(fraction_evaluate=0.0)
+    strategy = Record(Prune(inner, "random", rate=0.5) if pruned else inner, tmp_path / "traces", task, HOW)
+    run(app, tmp_path / "state", {"defenses": defense}, strategy, rounds=2, build=Tied)
+    for trace in (tmp_path / "traces").iterdir():
+        view, _, _ = load_trace(trace, task)
+        assert (view.mask is not None) is pruned and (set(view.defenses) - {"none"} == {"dgp"}) is (defense == "dgp")
+        control = template_of(view, ("none",))
+        assert frozen_in(control) == {"conv.weight", "conv.bias"}
+        assert view.shared is not None and not view.shared["conv.weight"].any()
+
+
+def answer(moving: set[str], node: int) -> Message:
+    """What a client sends of which no more moved than ``moving``."""
+    state = {n: t + (0.1 if n in moving else 0.0) for n, t in foreign.Net().state_dict().items()}
+    told = {"metrics": MetricRecord({"num-examples": 8}), MARK: ConfigRecord({"applied": ["dgp"]})}
+    reply = Message(RecordDict({"arrays": ArrayRecord(state), **told}), dst_node_id=1, message_type="train")
+    reply.metadata._src_node_id = node  # as the grid sets it
+    return reply
+
+
+def test_what_a_defense_withheld_of_one_client_is_trained_if_another_answer_moved_it(tmp_path: Path) -> None:
+    names = set(foreign.Net().state_dict())
+    recorder = Recorder(OWN, tmp_path, HOW)
+
+    def seen(round: int, *moving: set[str], kept: Tree | None = None) -> list[set[str]]:
+        torch.manual_seed(0)
+        sent, _ = recorder.split(RecordDict({"arrays": ArrayRecord(foreign.Net().state_dict())}))
+        recorder._sent = {node: (sent, {}) for node in range(len(moving))}
+        replies = []
+        for node, each in enumerate(moving):
+            torch.manual_seed(0)
+            replies.append(answer(each, node))
+        recorder.record(round, replies, beside=lambda reply: {"mask": kept})
+        files = [tmp_path / f"round-{round:06d}-node-{node}.safetensors" for node in range(len(moving))]
+        return [set(load_trace(file, OWN)[0].frozen) for file in files]
+
+    pruned = {name: torch.full_like(t, name != "conv.bias").bool() for name, t in foreign.Net().state_dict().items()}
+    few, more = names - {"fc2.bias", "conv.bias"}, names - {"conv.bias"}
+    assert seen(1, few, more) == [{"conv.bias"}] * 2, "the first client's bias moved in the second's answer"
+    assert seen(2, few) == [{"conv.bias"}], "and in the round before"
+    assert seen(2, few, kept=pruned) == [set()], "what a scheme pruned whole"
+    assert seen(3, few, names) == [set(), set()]
 
 
 def test_positions_of_parameters_have_no_second_name(tmp_path: Path) -> None:

@@ -12,13 +12,14 @@ import prunella.client.app
 from prunella.attacks.engine.shadow import Shadow
 from prunella.attacks.trace import load_trace
 from prunella.core.config import parse_run
+from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.trees import count, full_mask
 from prunella.core.types import ServerView
 from prunella.pruning.selection import density
 from prunella.server.app import assemble, describe
 from prunella.server.audit.canary import load_pool, make_canary
-from prunella.server.audit.shadow import RunShadow, SentRound, shadow_beside, template_of
+from prunella.server.audit.shadow import RunShadow, SentRound, frozen_in, shadow_beside, template_of
 from prunella.server.audit.view import expected_view
 from prunella.server.grid import OrderedGrid
 from prunella.server.rounds import federate
@@ -237,3 +238,41 @@ def test_a_shadow_trains_what_the_client_of_a_trace_trained() -> None:
     for name, parameter in module.named_parameters():
         torch.testing.assert_close(sent.view.update[name], parameter.detach() - params[name])
         assert bool(sent.view.shared[name].all()) is bool(sent.view.shared[name].any()) is (name not in frozen)
+
+
+def backbone(**more: Any) -> tuple[ServerView, set[str]]:
+    """The view of a client that trained all but the first layer, and the names of that."""
+    params, buffers = initial(TASK, 0)
+    frozen = {name for name in params if name.startswith("0.")}
+    update = {name: torch.full_like(tensor, float(name not in frozen)) for name, tensor in params.items()}
+    shared = {name: tensor != 0 for name, tensor in update.items()}
+    how = {"num_examples": 8, "steps": 2, "batch_size": 4, "learning_rate": 0.1, "shared": shared, "buffers": buffers}
+    return ServerView(params, update, **{**how, **more}), frozen
+
+
+@pytest.mark.parametrize("defense", ["none", "dgp", "top-k", "priprune", "gaussian"])
+def test_canaries_of_every_defense_leave_what_the_client_froze(defense: str) -> None:
+    """Pruned or not, and where squared gradients come of frozen layers too."""
+    seen, frozen = backbone()
+    kept = {name: torch.arange(t.numel()).reshape(t.shape) % 2 == 0 for name, t in seen.params.items()}
+    pruned = replace(seen, mask=kept, shared={n: k & seen.shared[n] for n, k in kept.items()}, importance=seen.update)
+    for view in (seen, pruned):
+        raw = {"strategy": "fedavg", "local-steps": 2, "batch-size": 4, "defenses": defense}
+        shadow = RunShadow(raw, TASK, template_of(view, (defense,)), SentRound(0), PUBLIC)
+        sent = shadow.send(PUBLIC.take(torch.arange(8)), 0)
+        assert shadow.frozen == frozen and sent.update.keys() == view.params.keys()
+        still = {name for name, tensor in sent.update.items() if not tensor.any()}
+        assert frozen <= still < sent.update.keys() and not any(sent.shared[name].any() for name in frozen)
+
+
+def test_what_a_defense_may_have_withheld_makes_no_canary_easier_to_believe() -> None:
+    """A control that vouches for the attack does not train it; one whose success speaks against the defense does."""
+    withheld, silent = backbone(defenses=("dgp",))
+    assert frozen_in(withheld) == set(), "a client of our own trains all of its layers"
+    named = replace(withheld, frozen=tuple(silent))
+    assert frozen_in(template_of(named, ("none",))) == silent and not frozen_in(template_of(named, ("dgp",)))
+    still = template_of(replace(withheld, frozen=tuple(withheld.params)), ("none",))
+    with pytest.raises(AttackError, match="nothing of the recorded update moved"):
+        RunShadow({"strategy": "fedavg"}, TASK, still, SentRound(0), PUBLIC).send(PUBLIC.take(torch.arange(8)), 0)
+    whole = {n: torch.full_like(t, n not in silent, dtype=torch.bool) for n, t in withheld.params.items()}
+    assert not frozen_in(replace(withheld, defenses=(), mask=whole)), "a layer that a scheme pruned whole"
