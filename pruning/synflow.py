@@ -87,8 +87,11 @@ def flow(linear: nn.Module, params: Tree, shape: Shape, prunable: Set[str]) -> T
     return {name: (slope * known[name]).detach() for name, slope in zip(wanted, slopes, strict=True)}
 
 
-def require_flow(scores: Tree) -> None:
-    """Refuse a dense network with a layer that no path runs through, or whose scores are no sums over paths."""
+def require_flow(scores: Tree, params: Tree) -> None:
+    """Refuse a dense network with a layer that no path runs through, or whose scores are no sums over paths. A layer of
+    zeros cuts the paths of others, so it is looked for first."""
+    if zero := [name for name in scores if not bool(params[name].any())]:
+        raise PrunellaError(f"synflow finds no path through {zero[0]}, which is zero before training: {_FIX}")
     for name, score in scores.items():
         if not bool(score.max() > 0) or bool(score.min() < 0):
             raise PrunellaError(f"synflow cannot score {name}, which its flow does not pass as a weight: {_FIX}")
@@ -104,7 +107,7 @@ def synflow_mask(
     for step in range(1, steps + 1):
         scores = flow(linear, apply_mask(params, mask), shape, prunable)
         if step == 1:  # later a high rate may cut every path
-            require_flow(scores)
+            require_flow(scores, params)
         target = rate if step == steps else 1 - (1 - rate) ** (step / steps)
         mask = {**mask, **select(scores, target, {name: mask[name] for name in scores})}
     return mask

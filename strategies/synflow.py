@@ -35,7 +35,7 @@ class SynFlow(MaskedMean):
         super().__init__(run, model, settings)
         weights = {name: parameter.detach() for name, parameter in model.module.named_parameters()}
         if model.prunable <= weights.keys():  # older apps' arrays have other names: ``synflow_mask`` looks at them
-            require_flow(flow(linear_copy(model.module), weights, model.shape, model.prunable))
+            require_flow(flow(linear_copy(model.module), weights, model.shape, model.prunable), weights)
 
     def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:
         model, settings = self.model, self.settings

@@ -119,11 +119,23 @@ class Encoder(nn.Module):
         return logits
 
 
+class Ending(nn.Module):
+    """A network that answers with log-probabilities."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 32), nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax(self.last(self.first(x.flatten(1)).relu()), 1)
+
+
 @pytest.mark.parametrize(
     ("net", "named"),
     [
         (MODELS["vit"]((1, 8, 8), 10), "blocks.0.attention.1.query.weight"),
         (Normed(), "first.weight"),
+        (Ending(), "first.weight"),
         (Encoder(), "layer.self_attn.out_proj.weight"),
     ],
 )
@@ -131,7 +143,34 @@ def test_a_layer_that_the_flow_does_not_pass_is_refused(net: nn.Module, named: s
     """It would go whole, before any other: all scores of a transformer's queries are zero."""
     params = {n: p.detach() for n, p in net.named_parameters()}
     with pytest.raises(PrunellaError, match=f"cannot score {named}.*choose another strategy"):
-        require_flow(flow(linear_copy(net), params, (1, 8, 8), prunable(net)))
+        require_flow(flow(linear_copy(net), params, (1, 8, 8), prunable(net)), params)
+
+
+class Residual(nn.Module):
+    """Its branch ends in zeros at first, so that its layer before is on no path either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.last = (nn.Linear(64, n) for n in (64, 64, 64, 10))
+        nn.init.zeros_(self.c.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x.flatten(1)).relu()
+        logits: torch.Tensor = self.last(x + self.c(self.b(x).relu()))
+        return logits
+
+
+def with_zero_head() -> nn.Module:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    nn.init.zeros_(net[3].weight)
+    return net
+
+
+@pytest.mark.parametrize(("net", "named"), [(with_zero_head(), "3.weight"), (Residual(), "c.weight")])
+def test_of_a_layer_of_zeros_that_layer_is_named(net: nn.Module, named: str) -> None:
+    params = {n: p.detach() for n, p in net.named_parameters()}
+    with pytest.raises(PrunellaError, match=f"no path through {named}, which is zero before training"):
+        synflow_mask(net, params, (1, 8, 8), prunable(net), 0.5, (2, best))
 
 
 @pytest.mark.parametrize(
@@ -151,6 +190,6 @@ def test_a_weight_that_is_made_of_others_passes_the_flow_as_its_absolute_value(m
     found, expected = (
         flow(linear_copy(each), dict(each.named_parameters()), (1, 4, 4), prunable(each)) for each in (net, beside)
     )
-    require_flow(found)
+    require_flow(found, dict(net.named_parameters()))
     assert found.keys() == {"1.weight", "5.weight"}
     assert all(torch.allclose(found[name], expected[name], rtol=1e-5) for name in found)
