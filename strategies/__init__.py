@@ -159,9 +159,9 @@ def _require_width(strategy: MaskedMean, member: Member) -> None:
 
 def build_strategy(run: Run, raw: Raw, model: ServerModel) -> MaskedMean:
     """The strategy named in the run, with its settings. Raises ``ConfigError`` listing the valid names, or for a model
-    that has nothing to prune."""
+    that has nothing to prune, unless the run goes on with one."""
     scheme = find(run.strategy)
-    if scheme.strategy is not MaskedMean and not model.prunable:
+    if scheme.strategy is not MaskedMean and not model.prunable and not run.resume:
         raise ConfigError(
             f"strategy={run.strategy} prunes the weights of linear layers and convolutions, and this model has none of "
             "its own: set strategy=fedavg"

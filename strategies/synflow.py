@@ -29,12 +29,14 @@ class SynFlowSettings:
 
 
 class SynFlow(MaskedMean):
-    """``settings`` is a ``SynFlowSettings``. A network that SynFlow cannot score is refused when this is made."""
+    """``settings`` is a ``SynFlowSettings``. A network that SynFlow cannot score is refused when this is made; in a
+    run that goes on, which mostly has its mask, when it is asked for one."""
 
     def __init__(self, run: Run, model: ServerModel, settings: SynFlowSettings) -> None:
         super().__init__(run, model, settings)
         weights = {name: parameter.detach() for name, parameter in model.module.named_parameters()}
-        if model.prunable <= weights.keys():  # older apps' arrays have other names: ``synflow_mask`` looks at them
+        ours = model.prunable <= weights.keys()  # older apps' arrays have other names: ``synflow_mask`` looks at them
+        if ours and not run.resume:
             require_flow(flow(linear_copy(model.module), weights, model.shape, model.prunable), weights)
 
     def first_mask(self, params: Tree, grid: Grid, members: list[Member]) -> Mask:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from prunella.core.config import Run
-from prunella.core.errors import ConfigError
+from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.trees import Mask, Tree, apply_mask
 from prunella.pruning.scores import magnitude
 from prunella.pruning.selection import below, density, keep_by_score
@@ -15,6 +15,7 @@ from prunella.pruning.shrink import shrink
 from prunella.strategies import STRATEGIES, build_strategy
 from prunella.strategies.round.server_model import ServerModel
 from prunella.tasks.data import load_test
+from prunella.tasks.models import MODELS
 from prunella.tasks.task import Task, initial, prunable
 
 TASK = Task("resnet10", (1, 8, 8), 10)
@@ -140,6 +141,23 @@ def test_a_model_without_anything_to_prune_is_refused_before_the_run(scheme: str
     with pytest.raises(ConfigError, match=f"strategy={scheme} prunes .* this model has none .* set strategy=fedavg"):
         build_strategy(Run(strategy=scheme), {}, model(Bare(), ("weight",)))
     build_strategy(Run(strategy="fedavg"), {}, model(Bare(), ("weight",)))
+
+
+@pytest.mark.parametrize(("scheme", "module"), [("magnitude", Bare()), ("synflow", MODELS["vit"](TASK.shape, 10))])
+def test_a_run_that_goes_on_is_not_refused_for_a_first_mask_that_it_has(scheme: str, module: nn.Module) -> None:
+    """A release before this began it."""
+    names = tuple(n for n, _ in module.named_parameters())
+    with pytest.raises(PrunellaError, match="strategy"):
+        build_strategy(Run(strategy=scheme), {}, model(module, names))
+    build_strategy(Run(strategy=scheme, resume=True), {}, model(module, names))
+
+
+def test_a_mask_is_still_refused_where_a_run_that_goes_on_has_none() -> None:
+    module = MODELS["vit"](TASK.shape, 10)
+    params: Tree = {n: p.detach() for n, p in module.named_parameters()}
+    strategy = build_strategy(Run(strategy="synflow", resume=True), {}, model(module, tuple(params)))
+    with pytest.raises(PrunellaError, match="choose another strategy"):
+        strategy.first_mask(params, None, [])  # type: ignore[arg-type]
 
 
 def test_arrays_of_other_names_than_the_layers_are_refused() -> None:
