@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.elsewhere import FUNCTIONS
+
 ROOT = Path(__file__).parents[1]
 LEVELS = [
     {"core"},
@@ -128,6 +130,25 @@ def test_packages_are_all_that_is_there() -> None:
     assert setup["package-dir"] == {f"prunella.{room}": room for room in ROOMS}
     folders = {p.parent for p in MODULES}
     assert not [str(folder) for folder in folders if not (folder / "__init__.py").exists()]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_tests_can_be_collected_without_posix(path: Path) -> None:
+    """What only POSIX systems have is asked for in functions, or with ``getattr``."""
+    missing = {f"{module.__name__}.{name}" for module, names in FUNCTIONS.items() for name in names}
+    found, todo = set(), list(ast.parse(path.read_text()).body)
+    while todo:
+        match todo.pop():
+            case ast.FunctionDef() | ast.AsyncFunctionDef() as function:
+                todo += [*function.decorator_list, *function.args.defaults]
+            case ast.Attribute() as used:
+                found.add(ast.unparse(used))
+                todo.append(used.value)
+            case ast.Lambda():
+                pass
+            case other:
+                todo += ast.iter_child_nodes(other)
+    assert not found & missing
 
 
 def test_nothing_names_a_path_of_one_machine() -> None:
