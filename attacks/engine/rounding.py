@@ -50,7 +50,7 @@ def rounder(update: Tree) -> Rounder | None:
     sent = [(values.float(), largest(values)) for values in update.values() if bool(values.any())]
     for made, off in ((_int8, _OFF), (_bfloat16, 0.0), (_float16, 0.0)):
         if all(bool(((made(each, most) - each).abs() <= off * most).all()) for each, most in sent):
-            return made if any(len(each.abs().unique()) >= _DISTINCT for each, _ in sent) else None
+            return made if any(len(each.abs().unique()) >= _DISTINCT for each, _ in sent) else None  # type: ignore[no-untyped-call]
     return None
 
 
