@@ -20,7 +20,7 @@ from prunella.attacks.engine.label_search import Budget, search
 from prunella.attacks.engine.latent import PIXELS, Latent
 from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import Target, determined, of_images, target_of
-from prunella.attacks.engine.others import Others, missed, others_of
+from prunella.attacks.engine.others import OtherImages, missed, others_of
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.core.errors import AttackError
@@ -141,7 +141,7 @@ class Found(NamedTuple):
     settings: Inversion | None
     missed: float
     stage: str = ASKED
-    others: Others = Others()
+    others: OtherImages = OtherImages()
 
     @property
     def key(self) -> Key:
@@ -191,7 +191,7 @@ class Case:
 
     def found(self, name: str, answer: Reconstruction, settings: Inversion | None, much: float) -> Found:
         """An answer of all images, or of fewer, that misses so much, held against other images."""
-        others = Others()
+        others = OtherImages()
         if much <= _TELLING and answer.y is not None and bool(torch.isfinite(answer.x).all()):
             whole = len(answer.x) == self.images
             target = self.judged if whole else of_images(self.judged, len(answer.x))

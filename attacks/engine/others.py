@@ -33,7 +33,7 @@ from prunella.tasks.task import Task
 SHARE = 0.003  # of what others miss
 
 
-class Others(NamedTuple):
+class OtherImages(NamedTuple):
     """What other images miss of an update, infinity where nothing was held against them, and what its ``rounding``
     makes even the client's own miss (``attacks.engine.rounding``)."""
 
@@ -84,8 +84,8 @@ def missed_by_others(target: Target, x: Tensor, y: Tensor) -> float:
     return statistics.median(missed(target, each, y) for each in turned(x))
 
 
-def others_of(view: ServerView, target: Target, x: Tensor, y: Tensor) -> Others:
-    return Others(missed_by_others(target, x, y), lost(view, target, sent(target, x, y)))
+def others_of(view: ServerView, target: Target, x: Tensor, y: Tensor) -> OtherImages:
+    return OtherImages(missed_by_others(target, x, y), lost(view, target, sent(target, x, y)))
 
 
 def as_near(view: ServerView, task: Task, found: Reconstruction) -> bool:

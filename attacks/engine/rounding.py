@@ -11,6 +11,7 @@ Not told: the rounding of weights, which an app that trains in bfloat16 or float
 import math
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from prunella.attacks.engine.matching import Target
@@ -50,7 +51,7 @@ def rounder(update: Tree) -> Rounder | None:
     sent = [(values.float(), largest(values)) for values in update.values() if bool(values.any())]
     for made, off in ((_int8, _OFF), (_bfloat16, 0.0), (_float16, 0.0)):
         if all(bool(((made(each, most) - each).abs() <= off * most).all()) for each, most in sent):
-            return made if any(len(each.abs().unique()) >= _DISTINCT for each, _ in sent) else None  # type: ignore[no-untyped-call]
+            return made if any(len(torch.unique(each.abs())) >= _DISTINCT for each, _ in sent) else None
     return None
 
 
