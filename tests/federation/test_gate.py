@@ -154,7 +154,7 @@ def test_an_approved_app_is_defended_and_four_ways_round_are_refused(federation:
     heard = federation.run("good")
     assert heard.get("applied") == ["dp-sgd"], heard
     assert heard["records"] == {"arrays": sorted(heard["records"]["arrays"]), "metrics": ["num-examples"],
-                                "prunella": ["applied", "mask", "wire"]}  # fmt: skip
+                                "prunella": ["applied", "wire"]}  # fmt: skip
     before, after = torch.load(federation.folder / "good.json.pt")
     moved = torch.cat([(after[name] - before[name]).flatten() for name in before])
     # Four steps at a rate of 0.1 with momentum 0.9: noise of 8 times the clip over a batch of 32 in every coordinate.
