@@ -5,7 +5,7 @@ batch norm's statistics leave undefended, what an ε cannot know of a loader or 
 numbers do.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from logging import INFO, WARNING
 from typing import Any, TypeGuard
 
@@ -71,15 +71,23 @@ def tell_statistics(site: Site, after: Tree, before: Tree) -> None:
     defenses = [name for name in site.names if name != "none"]
     moved = [n for n in after if is_buffer(n, after) and not torch.equal(after[n], before[n])]
     if defenses and moved and site.first("statistics"):
-        more = f" and {len(moved) - MOST} more" if len(moved) > MOST else ""
         log(
             WARNING,
-            "batch norm's running statistics leave undefended (%s%s): %s works on weights only; use GroupNorm, "
+            "batch norm's running statistics leave undefended (%s): %s works on weights only; use GroupNorm, "
             "which an ε allows, too",
-            ", ".join(moved[:MOST]),
-            more,
+            _some(moved),
             ",".join(defenses),
         )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of many names.
+
+    >>> _some(["a"]), _some(list("abcdef"))
+    ('a', 'a, b, c and 3 more')
+    """
+    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+    return ", ".join(names[:MOST]) + more
 
 
 def is_finite_number(value: object) -> TypeGuard[int | float]:
@@ -105,13 +113,11 @@ def tell_kept(site: Site, model: nn.Module, came: Container[str]) -> None:
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in state]
     kept = [name for name, t in (*model.named_parameters(), *buffers) if t.is_floating_point() and name not in came]
     if kept and site.first("kept"):
-        more = f" and {len(kept) - MOST} more" if len(kept) > MOST else ""
         log(
             WARNING,
-            "the guarded model has arrays that did not come with the message (%s%s): its ε holds only if they are made "
+            "the guarded model has arrays that did not come with the message (%s): its ε holds only if they are made "
             "of nothing that is private, as layers trained here are, or a mean of this client's images",
-            ", ".join(kept[:MOST]),
-            more,
+            _some(kept),
         )
 
 
