@@ -36,9 +36,10 @@ def test_every_defense_but_two_meets_the_worst_cases() -> None:
     assert sum(cell in board for cell in sweep) == 4 * len(bench.CHAINS)  # whose cells are not measured twice
 
 
-def test_the_same_chains_meet_larger_models_in_the_worst_case() -> None:
+def test_some_of_the_chains_meet_larger_models_in_the_worst_case() -> None:
     sweep = bench.MODELS.experiment.sweeps["small"].cells
-    assert {cell["model"] for cell in sweep} == {"conv-2", "vit", "resnet18"} and len(sweep) == 3 * 13
+    assert {cell["model"] for cell in sweep} == {"conv-2", "vit", "resnet18"} and len(sweep) == 3 * len(bench.SOME)
+    assert set(bench.SOME) < set(bench.CHAINS)
     assert {of(cell).images for cell in sweep} == {1} and set(bench.NAMED).isdisjoint(c["scenario"] for c in sweep)
 
 
