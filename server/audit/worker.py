@@ -91,7 +91,7 @@ def _rebuild(folder: Path) -> tuple[Attempt, str | None]:
     shutil.rmtree(folder / DESCENTS, ignore_errors=True)
     limit = min(job["seconds"], getattr(settings, "seconds", math.inf))  # an attack may have a limit of its own
     doubt = standing(job.get("job", {}).get("doubt", "") or unread(view, task), found.explained, found.rebuilt.found_by)
-    return found, f"cut short by its limit of {limit:g} s" if found.cut else doubt or None
+    return found, f"cut short: {limit:g} s are too few for all of it" if found.cut else doubt or None
 
 
 def _score(folder: Path, rebuilt: Reconstruction) -> tuple[dict[str, Any] | None, list[tuple[int, int]] | None]:

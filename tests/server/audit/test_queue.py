@@ -398,7 +398,7 @@ def test_an_attack_that_is_out_of_time_ends_with_what_it_has_and_shows_nothing(t
     federation, _ = go(tmp_path, "scores", defenses="none", **long)
     audits = kinds(federation)
     assert {audit["reason"] for kind, audit in audits.items() if kind != "control"} == {
-        "cut short by its limit of 0.3 s"
+        "cut short: 0.3 s are too few for all of it"
     }
     assert audits["client"]["outcome"] == "scored" and audits["client"]["ok"] is False
 

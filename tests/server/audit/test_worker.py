@@ -123,10 +123,10 @@ def test_a_worker_that_ends_in_mid_attack_leaves_it_where_it_is_and_the_next_one
 def test_an_attack_that_descends_ends_in_time_with_the_best_it_has(tmp_path: Path) -> None:
     endless = {"iterations": 10**9, "patience": 10**9, "tolerance": 0.0}
     result = work(job(tmp_path, "a", seconds=0.5, **endless))
-    assert result.error is None and result.reason == "cut short by its limit of 0.5 s"
+    assert result.error is None and result.reason == "cut short: 0.5 s are too few for all of it"
     assert result.objective is not None and tuple(read_tree(tmp_path / "a" / REBUILT)[0]["x"].shape) == (1, 1, 8, 8)
     own = work(job(tmp_path, "d", attack="portfolio", **{"seconds": 1e-3}))
-    assert own.error is None and own.reason == "cut short by its limit of 0.001 s"
+    assert own.error is None and own.reason == "cut short: 0.001 s are too few for all of it"
     whole = work(job(tmp_path, "b"))
     assert whole.reason is None and whole.explained is True
     assert work(job(tmp_path, "c", iterations=1, **{"labels-tried": 1})).explained is False
