@@ -45,7 +45,7 @@ def _bytes_chart(lines: Sequence[StoreLine]) -> Markup:
 
     up, down = (each_round("wire_dense_bytes_total", way) for way in ("up", "down"))
     dense = [Series("dense, either way", "grey", up)] if up == down else [
-        Series("dense, up", "grey", up), Series("dense, down", "grey", down)]  # fmt: skip
+        Series("dense, up", "grey", up), Series("dense, down", "red", down)]  # fmt: skip
     sent = [
         Series("from clients", "blue", each_round("wire_bytes_total", "up")),
         Series("to clients", "yellow", each_round("wire_bytes_total", "down")),

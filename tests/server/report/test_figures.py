@@ -1,3 +1,5 @@
+import re
+
 from prunella.server.report.figures import leakage_charts, run_charts, whole, whole_decibels
 from prunella.server.store.schema import StoreLine
 
@@ -19,14 +21,17 @@ def test_bytes_are_shown_per_round_beside_dense() -> None:
 
 def test_dense_is_split_when_the_ways_differ() -> None:
     lines = counter("wire_dense_bytes_total", "up", 4000) + counter("wire_dense_bytes_total", "down", 2000)
-    assert "dense, up" in run_charts(lines)[2]
+    chart = run_charts(lines)[2]
+    assert "dense, up" in chart
+    keys = re.findall(r'class="key"><svg.*?class="line (\w+)"', chart)
+    assert len(keys) == len(set(keys)) == 2, "two lines that look alike"
 
 
 def test_leakage_figures_tell_controls_from_clients() -> None:
     scores = {"ssim": {"worst": 0.8, "random": 0.0, "other": 0.4}}
     audits = [{"round": 1, "kind": kind, "scores": scores} for kind in ("control", "control-defended", "client")]
     psnr, ssim, _ = leakage_charts(audits)
-    assert "Not measured" in psnr
+    assert "Nothing measured" in psnr
     for name in ("control, undefended", "control, defended", "clients", "random to other image"):
         assert name in ssim
 
