@@ -54,7 +54,8 @@ def _failures(audits: Sequence[Line]) -> list[str]:
 def _why_failed(control: Line) -> str:
     """Why a control that has a result failed."""
     if level(control) == "rebuilt":  # a picture that is there is no failure to see
-        cut = f" ({control['reason']})" if control.get("reason") else ""
+        reason = str(control.get("reason") or "")
+        cut = f" ({reason})" if reason and "explain" not in reason else ""  # or the sentence says it twice
         return f"it rebuilt part of it, and does not explain the whole update{cut}"
     unsaid = "one image in one step is not rebuilt" if control["kind"] == "single" else "no reason recorded"
     return str(control.get("reason") or unsaid)

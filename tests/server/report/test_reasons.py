@@ -35,6 +35,12 @@ def test_a_control_that_was_rebuilt_and_not_explained_is_told_as_that() -> None:
     """A control with readable images was told as one that failed, and no more."""
     text = " ".join(notes([audit("control", REBUILT, ok=False)], LEARNED))
     assert "(round 5: it rebuilt part of it, and does not explain the whole update)" in text
+    same = audit(
+        "control", REBUILT, ok=False, reason="this attack cannot judge this setting: its images do not explain"
+    )
+    assert "does not explain the whole update)" in " ".join(notes([same], LEARNED)), (
+        "said twice, in brackets in brackets"
+    )
     cut = " ".join(notes([audit("control", REBUILT, ok=False, reason="stopped after 600 s")], LEARNED))
     assert "does not explain the whole update (stopped after 600 s))" in cut
 
