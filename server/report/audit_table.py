@@ -98,11 +98,11 @@ def audit_table(
     return rows
 
 
-def no_pictures(audits: Sequence[StoreLine]) -> str:
-    """Why the report has no pictures."""
+def no_pictures(audits: Sequence[StoreLine], coming: bool = False) -> str:
+    """Why the report has no pictures; ``coming``, if audits of the run are still to come."""
     clients = [a for a in audits if a["kind"] == "client"]
     if not audits:
-        return "nothing was audited."
+        return "no audit has ended yet." if coming else "nothing was audited."
     if clients and all(a["outcome"] == "no-consent" for a in clients):
         return "no client consented to be audited."
     if not clients:

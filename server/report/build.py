@@ -56,14 +56,15 @@ def notices(run: StoreLine, lines: Sequence[StoreLine], damaged: int) -> list[tu
     if not run.get("settings"):
         found.append(("Incomplete.", "run.json is missing or names no settings: restore it. They are not known."))
     if status == "running":
-        found.append(("Not finished.", f"This run is still going or was interrupted: what follows covers {rounds}."))
+        so_far = f"what follows covers {rounds}" if lines else "no round has ended yet"
+        found.append(("Not finished.", f"This run is still going or was interrupted: {so_far}."))
     if status in ("failed", "stopped"):
         found.append((f"Run {status}", f"after {rounds}. {run.get('error') or 'No reason was recorded.'}"))
     if run.get("note"):
         found.append(("Note.", str(run["note"])))
     if damaged:
         found.append(("Damaged.", f"{plural(damaged, 'line')} of audits.jsonl could not be read and is left out."))
-    if not lines:
+    if not lines and status != "running":
         found.append(("No numbers.", "metrics.jsonl is missing or empty."))
     return found
 
@@ -115,13 +116,15 @@ def context(run_dir: Path, live: bool = False) -> dict[str, Any]:
     reasons = label_values(lines, "client_failures_total", "reason")
     failures = [(r, last(lines, "client_failures_total", reason=r) or 0.0) for r in reasons]
     settings, versions = run.get("settings", {}), run.get("versions", {})
+    why = " yet" if run.get("status") == "running" else ", because there are no numbers"
     return {
         "style": Markup(STYLE), "live": live, "withheld": False, "script": "",
         "verdict": answer, "run_id": run.get("id") or run_dir.resolve().name,
         "facts": _facts(run), "notices": notices(run, lines, damaged), "tiles": tiles(run, lines, state, answer),
         "strips": [strip(run_dir, audit) for audit in chosen],
         "open_strips": OPEN, "strips_left": sum(bool(a["pictures"]) for a in audits) - len(chosen),
-        "no_pictures": no_pictures(audits),
+        "no_pictures": no_pictures(audits, state.coming),
+        "no_audits": f"No audit {'has ended yet' if state.coming else 'was run'}.",
         "leakage_charts": leakage_charts(audits), "run_charts": run_charts(lines),
         "exported": exported(run_dir),
         "summed": sum_of(audits), "audits": audit_table(audits, threats, answer.worst),
@@ -130,7 +133,7 @@ def context(run_dir: Path, live: bool = False) -> dict[str, Any]:
         "threats": [(letter(i), threat) for i, threat in enumerate(threats)],
         "claims": run.get("claims") or [], "bounds": bounds(state, lines),
         "rebuilt": RULE,
-        "no_failures": f"{NO_FAILURES}." if lines else "Not known, because there are no numbers.",
+        "no_failures": f"{NO_FAILURES}." if lines else f"Not known{why}.",
         "failures": [(reason, digits(number)) for reason, number in failures if number],
         "command": command(run, run_dir) if run else "",
         "seed": settings.get("seed", "unknown"), "settings": _table(settings),

@@ -197,7 +197,7 @@ def line_chart(
     shown = [each for each in series if each.points]
     caption = Markup("<figcaption>{}</figcaption>").format(title)
     if not shown:
-        return Markup('<figure class="chart">{}<p class="none">Not measured in this run.</p></figure>').format(caption)
+        return Markup('<figure class="chart">{}<p class="none">Nothing measured.</p></figure>').format(caption)
     band = band if band and band.edges else None
     rounds = [x for each in shown for x, _ in each.points]
     values = [y for each in shown for _, y in each.points]

@@ -211,7 +211,7 @@ update.{% if audits_left %} The last of
 {% for cell in a.cells %}<td class="n">{{ cell.worst }}
 {%- for note in cell.rest %}<small>{{ note }}</small>{% endfor %}</td>
 {% endfor %}</tr>{% endfor %}</tbody></table></div>
-{% else %}<p class="lead">No audit was run.</p>{% endif %}
+{% else %}<p class="lead">{{ no_audits }}</p>{% endif %}
 </section>
 
 <section>

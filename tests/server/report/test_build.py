@@ -134,6 +134,14 @@ def test_a_torn_last_line_of_a_running_run_is_no_obstacle(tmp_path: Path) -> Non
     assert "covers 4 rounds" in page(tmp_path).text
 
 
+def test_a_run_that_has_just_begun_is_not_told_as_a_broken_one(tmp_path: Path) -> None:
+    new_run(tmp_path, rounds=0, status="running", settings={"rounds": 6, "audit-every": 6})
+    text = page(tmp_path).text
+    assert "no round has ended yet" in text and "There are no pictures: no audit has ended yet." in text
+    for words in ("missing or empty", "Nothing was audited", "nothing was audited", "No audit was run"):
+        assert words not in text
+
+
 def test_an_empty_directory_gets_an_honest_report(tmp_path: Path) -> None:
     text = page(tmp_path).text
     for words in ("run.json is missing", "metrics.jsonl is missing", "Nothing was audited", "not known"):

@@ -54,7 +54,7 @@ def test_a_single_point_is_seen_whatever_its_role() -> None:
 
 def test_no_points_is_said_and_not_drawn() -> None:
     chart = line_chart("Accuracy", [Series("model", "blue")], percent)
-    assert "Not measured" in chart and "<svg" not in chart
+    assert "Nothing measured" in chart and "<svg" not in chart
 
 
 def test_long_series_are_thinned_and_lose_their_markers() -> None:
