@@ -86,7 +86,7 @@ class Report:
 
         figure = Figure(figsize=(8, 2.4 * len(shown)), layout="constrained")
         for axes, (title, picture) in zip(figure.subplots(len(shown), squeeze=False)[:, 0], shown, strict=True):
-            axes.imshow(picture[:3].permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=1)
+            axes.imshow(pictures.shown(picture).permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=1)
             axes.set_title(title, fontsize="small")
             axes.set_axis_off()
         return figure

@@ -20,14 +20,22 @@ GAP, GREY = 4, 0.5
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
+def shown(image: Tensor) -> Tensor:
+    """What of an image [C, H, W] can be shown.
+
+    >>> [len(shown(torch.zeros(channels, 2, 2))) for channels in (1, 2, 3, 4)]
+    [1, 1, 3, 1]
+    """
+    return image if image.shape[0] in (1, 3) else image[:1]
+
+
 def encode(image: Tensor) -> bytes:
     """One image [C, H, W] in [0, 1] as an 8-bit PNG (W3C PNG specification, section 5; no filter).
 
     >>> encode(torch.zeros(1, 2, 2))[:8] == _SIGNATURE
     True
     """
-    shown = image if image.shape[0] in (1, 3) else image[:1]
-    pixels = (shown.detach().cpu().float().clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0)
+    pixels = (shown(image).detach().cpu().float().clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0)
     height, width, channels = pixels.shape
     rows = pad(pixels.reshape(height, -1), (1, 0))  # each row begins with the number of its filter, 0
     header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)

@@ -1,5 +1,6 @@
 """An audit of a model at hand: the update is a client's, its verdict a report's, its controls public images."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,12 @@ def test_it_shows_itself(leak: Report, tmp_path: Path) -> None:
     assert leak._repr_png_() is not None and leak.figure() is not None
     leak.save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir())[0] == "r-gap-client.png"
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 10])
+def test_a_figure_shows_images_of_any_number_of_channels(leak: Report, channels: int) -> None:
+    drawn = tuple(replace(trial, original=None, rebuilt=torch.rand(2, channels, 8, 8)) for trial in leak.trials)
+    assert replace(leak, trials=drawn).figure() is not None
 
 
 def test_without_matplotlib_and_pandas_there_is_a_png_and_a_list(leak: Report, monkeypatch: pytest.MonkeyPatch) -> None:
