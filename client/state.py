@@ -9,15 +9,14 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from prunella.client.accounts import APPS
 from prunella.core.errors import DefenseError
 from prunella.core.files import read_tree, write_json, write_tree
+from prunella.core.folders import locked
 from prunella.core.trees import Mask, Tree
 from prunella.privacy.chain import ChainState, flatten_state, unflatten_state
 from prunella.privacy.ledger.ledger import Tally
@@ -68,23 +67,15 @@ class ClientStore:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.home.chmod(0o700)
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """While no other process handles a message in this directory, or in that of approved apps inside it: two at
         once would charge as if they were one.
 
         Raises ``DefenseError`` after ``LOCK_SECONDS``.
         """
         whole = self.home.parent if self.home.name == APPS else self.home
-        lock = FileLock(whole / "lock", timeout=LOCK_SECONDS, mode=0o600)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise DefenseError("another message to this client is still being handled: try again later") from None
-        try:
-            yield
-        finally:
-            lock.release()
+        busy = DefenseError("another message to this client is still being handled: try again later")
+        return locked(whole / "lock", busy, LOCK_SECONDS)
 
     def _rounds(self) -> list[int]:
         matches = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())

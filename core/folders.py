@@ -1,8 +1,15 @@
-"""Whether a folder can be written into, before work is done for what it is to hold. Imports nothing heavy."""
+"""Whether a folder can be written into, before work is done for what it is to hold, and who may do so meanwhile.
+
+Imports nothing heavy.
+"""
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 
 def unwritable(folder: Path) -> str:
@@ -21,3 +28,18 @@ def unwritable(folder: Path) -> str:
             return ""
     except OSError:
         return f"{there} may not be written to"
+
+
+@contextmanager
+def locked(file: Path, otherwise: Exception, seconds: float = 0.0) -> Iterator[None]:
+    """Hold the lock ``file`` until the block or this process ends. Raises ``otherwise`` where another process holds it
+    for longer than ``seconds``."""
+    lock = FileLock(file, timeout=seconds, mode=0o600)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise otherwise from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -17,8 +17,7 @@ import re
 import secrets
 import string
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from prunella.core import folders
 from prunella.deploy.errors import UsageError, why
 
 LATEST = "latest"
@@ -131,20 +131,10 @@ def create(runs: Path, run_id: str, nodes: int) -> RunDir:
     return run
 
 
-@contextmanager
-def locked(run: RunDir) -> Iterator[None]:
+def locked(run: RunDir) -> AbstractContextManager[None]:
     """Hold a run for this process. Raises ``RunError`` when another launcher holds it."""
-    lock = FileLock(run.path / LAUNCHER, timeout=0, mode=0o600)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise RunError(
-            f"run {run.id} is still going on: wait for it, or stop it with Ctrl-C where it was started"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
+    busy = RunError(f"run {run.id} is still going on: wait for it, or stop it with Ctrl-C where it was started")
+    return folders.locked(run.path / LAUNCHER, busy)
 
 
 def written(run: RunDir) -> bool:

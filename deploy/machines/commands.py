@@ -12,12 +12,11 @@ its configuration). Which key has which client number is in ``flower/`` of whate
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
+from prunella.core.folders import locked
 from prunella.deploy.errors import LaunchError, UsageError, why
 from prunella.deploy.machines import connection_errors
 from prunella.deploy.machines.keys import Keys, check_superlink, present, private_directory
@@ -170,19 +169,11 @@ def make_home(home: Path, *folders: str) -> None:
         raise UsageError(f"cannot write to {home} ({why(error)}): choose another with --home") from None
 
 
-@contextmanager
-def held(home: Path) -> Iterator[None]:
+def held(home: Path) -> AbstractContextManager[None]:
     """The directory of a SuperLink, executor or SuperNode, while its command runs: a second one there would exchange
     its configuration and count in its account. Raises ``LaunchError``."""
-    lock = FileLock(home / RUNNING, timeout=0, mode=0o600)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise LaunchError(f"another command runs in {home}: end it, or choose another directory with --home") from None
-    try:
-        yield
-    finally:
-        lock.release()
+    busy = LaunchError(f"another command runs in {home}: end it, or choose another directory with --home")
+    return locked(home / RUNNING, busy)
 
 
 def forget_numbers(link: SuperLink) -> None:

@@ -14,18 +14,18 @@ Counters are cumulative. A crash can tear only the last line, and ``RunStore.ope
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from filelock import FileLock, Timeout
 
 from prunella.core.errors import unknown
 from prunella.core.files import write_atomically, write_json
+from prunella.core.folders import locked
 from prunella.core.metrics import METRICS
 from prunella.server.store.read import read_audits, read_lines, read_metrics, read_run
 from prunella.server.store.schema import (
@@ -97,26 +97,18 @@ def _table(lines: Iterable[StoreLine]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-@contextmanager
-def claimed(run_dir: Path, patience: float = PATIENCE) -> Iterator[None]:
+def claimed(run_dir: Path, patience: float = PATIENCE) -> AbstractContextManager[None]:
     """Hold the run's lock, so that no other process writes this run until the block or this process ends.
 
     Waits ``patience`` seconds for a process that is ending, then raises ``StoreError``: two ServerApps writing one run
     would ruin it.
     """
     run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = FileLock(run_dir / WRITER, timeout=patience, mode=0o600)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise StoreError(
-            f"another ServerApp is writing {run_dir}: wait until it has ended, or end it with `prunella stop`, then "
-            "use --resume; a new run needs a run-dir of its own"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
+    busy = StoreError(
+        f"another ServerApp is writing {run_dir}: wait until it has ended, or end it with `prunella stop`, then use "
+        "--resume; a new run needs a run-dir of its own"
+    )
+    return locked(run_dir / WRITER, busy, patience)
 
 
 class RunStore:
