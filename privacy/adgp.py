@@ -27,7 +27,7 @@ State: error, locations (all True before the first set), proposal. Errors: ``Con
 [False, False, True, False, False]
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -36,9 +36,9 @@ from prunella.core.config import Rate, Share
 from prunella.core.errors import ConfigError, DefenseError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.ranking import keep_among, part_of
-from prunella.core.trees import Mask, Tree, add, apply_mask, full_mask, intersect, map_trees, subtract, zeros_like
+from prunella.core.trees import Mask, Tree, full_mask, intersect, map_trees, zeros_like
 from prunella.privacy.defense import Equal, Outgoing, Smaller, State, UpdateDefense, ignore_gradient, keep_received
-from prunella.privacy.top_k import top_mask
+from prunella.privacy.top_k import kept_inside, owed, sent_now, top_mask
 
 NAME = "adgp"
 
@@ -109,13 +109,7 @@ def check_locations(locations: Mask, inside: Mask, settings: AlignedPruning, bef
 
 def aligned_mask(values: Tensor, inside: Tensor, locations: Tensor, settings: AlignedPruning) -> Tensor:
     """True where one layer is sent: the k largest in the set once the own top-k1 is dropped."""
-    magnitude = values.abs()
-    if bool(inside.all()):  # nothing pruned: no gathering and scattering
-        return keep_among(magnitude, locations, *_counts(magnitude.numel(), settings))
-    ranked = magnitude[inside]
-    sent = torch.zeros_like(inside)
-    sent[inside] = keep_among(ranked, locations[inside], *_counts(ranked.numel(), settings))
-    return sent
+    return kept_inside(lambda m, at: keep_among(m, at, *_counts(m.numel(), settings)), values, inside, locations)
 
 
 def _counts(total: int, settings: AlignedPruning) -> tuple[int, int]:
@@ -138,13 +132,11 @@ def _init(like: Tree) -> State:
 
 def adgp(settings: AlignedPruning) -> UpdateDefense:
     def apply(outgoing: Outgoing, state: State, generator: PrivateGenerator) -> tuple[Outgoing, State]:
-        owed = apply_mask(add(outgoing.update, state["error"]), outgoing.shared)
-        proposal = location_set(owed, outgoing.shared, settings)
+        whole = owed(outgoing, state)
+        proposal = location_set(whole, outgoing.shared, settings)
         places = intersect(state["locations"], outgoing.shared)
-        shared = map_trees(lambda t, m, p: aligned_mask(t, m, p, settings), owed, outgoing.shared, places)
-        sent = apply_mask(owed, shared)
-        error = subtract(owed, sent) if settings.feedback else zeros_like(owed)
-        after = {"error": error, "locations": state["locations"], "proposal": proposal}
-        return replace(outgoing, update=sent, shared=shared), after
+        shared = map_trees(lambda t, m, p: aligned_mask(t, m, p, settings), whole, outgoing.shared, places)
+        sent, error = sent_now(outgoing, whole, shared, settings.feedback)
+        return sent, {"error": error, "locations": state["locations"], "proposal": proposal}
 
     return UpdateDefense(_init, keep_received, ignore_gradient, apply)

@@ -14,21 +14,20 @@ no longer holds is dropped: the weight it corrected is gone.
 
 Errors: ``ConfigError`` for shares that leave nothing, ``DefenseError`` (from the chain) for NaN or infinite updates.
 
+>>> import torch
 >>> dual_mask(torch.tensor([9.0, -1.0, 5.0, 0.5, -3.0]), torch.ones(5, dtype=torch.bool), 0.2, 0.4).tolist()
 [False, False, True, False, True]
 """
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from prunella.core.config import Rate
 from prunella.core.errors import ConfigError
-from prunella.core.randomness import PrivateGenerator
 from prunella.core.ranking import keep_between, part_of
-from prunella.core.trees import Mask, Tree, add, apply_mask, subtract, zeros_like
-from prunella.privacy.defense import Equal, Larger, Outgoing, State, UpdateDefense, ignore_gradient, keep_received
+from prunella.privacy.defense import Equal, Larger, UpdateDefense
+from prunella.privacy.top_k import kept_inside, with_feedback
 
 
 @dataclass(frozen=True)
@@ -63,29 +62,8 @@ def removed_counts(total: int, top: float, bottom: float) -> tuple[int, int]:
 
 def dual_mask(values: Tensor, inside: Tensor, top: float, bottom: float) -> Tensor:
     """Algorithm 1 on one layer: True where a coordinate of ``inside`` is sent. Equal values go by index."""
-    magnitude = values.abs()
-    if bool(inside.all()):  # nothing pruned: gathering and scattering a large layer would cost more than ranking it
-        return keep_between(magnitude, *removed_counts(magnitude.numel(), top, bottom))
-    ranked = magnitude[inside]
-    sent = torch.zeros_like(inside)
-    sent[inside] = keep_between(ranked, *removed_counts(ranked.numel(), top, bottom))
-    return sent
-
-
-def dual_masks(update: Tree, inside: Mask, settings: DualPruning) -> Mask:
-    return {n: dual_mask(update[n], inside[n], settings.top, settings.bottom) for n in update}
-
-
-def _init(like: Tree) -> State:
-    return {"error": zeros_like(like)}
+    return kept_inside(lambda m: keep_between(m, *removed_counts(m.numel(), top, bottom)), values, inside)
 
 
 def dgp(settings: DualPruning) -> UpdateDefense:
-    def apply(outgoing: Outgoing, state: State, generator: PrivateGenerator) -> tuple[Outgoing, State]:
-        owed = apply_mask(add(outgoing.update, state["error"]), outgoing.shared)
-        shared = dual_masks(owed, outgoing.shared, settings)
-        sent = apply_mask(owed, shared)
-        error = subtract(owed, sent) if settings.feedback else zeros_like(owed)
-        return Outgoing(sent, shared, outgoing.participates, outgoing.local), {"error": error}
-
-    return UpdateDefense(_init, keep_received, ignore_gradient, apply)
+    return with_feedback(lambda t, inside: dual_mask(t, inside, settings.top, settings.bottom), settings.feedback)

@@ -14,7 +14,8 @@ coordinates no longer in the mask are dropped. The count is rounded up, so that 
 ([0.0, -4.0, 0.0, 0.0, 0.0], [3.0, 0.0, 1.0, 0.5, 0.0])
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from prunella.core.config import Share
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.ranking import keep_largest, part_of
-from prunella.core.trees import Tree, add, apply_mask, map_trees, subtract, zeros_like
+from prunella.core.trees import Mask, Tree, add, apply_mask, map_trees, subtract, zeros_like
 from prunella.privacy.defense import Equal, Outgoing, Smaller, State, UpdateDefense, ignore_gradient, keep_received
 
 
@@ -45,25 +46,44 @@ class TopK:
 
 def top_mask(values: Tensor, inside: Tensor, keep: float) -> Tensor:
     """True at the ceil(keep * n) largest magnitudes of the n coordinates of ``inside``; equal ones go by index."""
-    magnitude = values.abs()
-    if bool(inside.all()):  # nothing pruned: gathering and scattering a large layer would cost more than ranking it
-        return keep_largest(magnitude, part_of(keep, magnitude.numel(), up=True))
-    ranked = magnitude[inside]
-    sent = torch.zeros_like(inside)
-    sent[inside] = keep_largest(ranked, part_of(keep, ranked.numel(), up=True))
-    return sent
-
-
-def _init(like: Tree) -> State:
-    return {"error": zeros_like(like)}
+    return kept_inside(lambda m: keep_largest(m, part_of(keep, m.numel(), up=True)), values, inside)
 
 
 def top_k(settings: TopK) -> UpdateDefense:
-    def apply(outgoing: Outgoing, state: State, generator: PrivateGenerator) -> tuple[Outgoing, State]:
-        owed = apply_mask(add(outgoing.update, state["error"]), outgoing.shared)
-        shared = map_trees(lambda t, m: top_mask(t, m, settings.keep), owed, outgoing.shared)
-        sent = apply_mask(owed, shared)
-        error = subtract(owed, sent) if settings.feedback else zeros_like(owed)
-        return Outgoing(sent, shared, outgoing.participates, outgoing.local), {"error": error}
+    return with_feedback(lambda t, inside: top_mask(t, inside, settings.keep), settings.feedback)
 
-    return UpdateDefense(_init, keep_received, ignore_gradient, apply)
+
+def kept_inside(keep: Callable[..., Tensor], values: Tensor, inside: Tensor, *more: Tensor) -> Tensor:
+    """True where ``keep`` is, of the magnitudes of one layer's ``values`` ``inside`` the mask and what ``more`` has
+    there."""
+    magnitude = values.abs()
+    if bool(inside.all()):  # nothing pruned: gathering and scattering a large layer would cost more than ranking it
+        return keep(magnitude, *more)
+    sent = torch.zeros_like(inside)
+    sent[inside] = keep(magnitude[inside], *(each[inside] for each in more))
+    return sent
+
+
+def owed(outgoing: Outgoing, state: State) -> Tree:
+    """The update with what still waits, inside the mask."""
+    return apply_mask(add(outgoing.update, state["error"]), outgoing.shared)
+
+
+def sent_now(outgoing: Outgoing, owed: Tree, shared: Mask, feedback: bool) -> tuple[Outgoing, Tree]:
+    """What is sent of what is ``owed``, and what waits then: nothing without ``feedback``."""
+    sent = apply_mask(owed, shared)
+    return replace(outgoing, update=sent, shared=shared), subtract(owed, sent) if feedback else zeros_like(owed)
+
+
+def with_feedback(select: Callable[[Tensor, Tensor], Tensor], feedback: bool) -> UpdateDefense:
+    """Sends of every layer where ``select`` is True, of its values and mask; the rest waits as the state's error."""
+
+    def init(like: Tree) -> State:
+        return {"error": zeros_like(like)}
+
+    def apply(outgoing: Outgoing, state: State, generator: PrivateGenerator) -> tuple[Outgoing, State]:
+        whole = owed(outgoing, state)
+        sent, error = sent_now(outgoing, whole, map_trees(select, whole, outgoing.shared), feedback)
+        return sent, {"error": error}
+
+    return UpdateDefense(init, keep_received, ignore_gradient, apply)

@@ -25,7 +25,7 @@ from prunella.core.randomness import rehearsal, stream
 from prunella.core.ranking import part_of
 from prunella.core.trees import Mask, Tree, add, apply_mask, count, full_mask, map_trees, size
 from prunella.privacy.adgp import AlignedPruning, aligned_mask, location_set
-from prunella.privacy.dgp import DualPruning, dual_masks
+from prunella.privacy.dgp import dual_mask
 from prunella.privacy.top_k import TopK, top_mask
 from prunella.strategies.round.local import Received
 from prunella.tasks.data import Partition, batches
@@ -57,7 +57,7 @@ def masks_of(update: Tree, other: Tree) -> tuple[dict[str, Mask], Mask]:
     sent = {
         "baseline": inside,
         "top-k": map_trees(lambda t, m: top_mask(t, m, TopK().keep), update, inside),
-        "dgp": dual_masks(update, inside, DualPruning()),
+        "dgp": map_trees(lambda t, m: dual_mask(t, m, 0.05, 0.75), update, inside),
         "adgp": map_trees(lambda t, m, where: aligned_mask(t, m, where, aligned), update, inside, locations),
     }
     return sent, locations
@@ -115,7 +115,7 @@ def search_time(settings: Settings, seed: int, data: Path | None) -> Found:
         "torch.topk": lambda: [
             torch.topk(t.abs().flatten(), part_of(0.2, t.numel(), up=True)) for t in values.values()
         ],
-        "dgp": lambda: dual_masks(values, inside, DualPruning()),
+        "dgp": lambda: map_trees(lambda t, m: dual_mask(t, m, 0.05, 0.75), values, inside),
         "adgp": lambda: map_trees(lambda t, m, i: aligned_mask(t, m, i, aligned), values, inside, locations),
     }
     took = turns(arms, "top-k", settings["repeat"])
