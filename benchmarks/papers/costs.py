@@ -25,7 +25,7 @@ from prunella.core.randomness import rehearsal, stream
 from prunella.core.ranking import part_of
 from prunella.core.trees import Mask, Tree, add, apply_mask, count, full_mask, map_trees, size
 from prunella.privacy.adgp import AlignedPruning, aligned_mask, location_set
-from prunella.privacy.dgp import dual_mask
+from prunella.privacy.dgp import DualPruning, dual_mask
 from prunella.privacy.top_k import TopK, top_mask
 from prunella.strategies.round.local import Received
 from prunella.tasks.data import Partition, batches
@@ -52,12 +52,12 @@ def updates(settings: Settings, seed: int, data: Path | None) -> tuple[Received,
 
 def masks_of(update: Tree, other: Tree) -> tuple[dict[str, Mask], Mask]:
     """What each scheme sends of an update at the paper's rates, and ADGP's location set from another's update."""
-    inside, aligned = full_mask(update), AlignedPruning()
+    inside, dual, aligned = full_mask(update), DualPruning(), AlignedPruning()
     locations = location_set(other, inside, aligned)
     sent = {
         "baseline": inside,
         "top-k": map_trees(lambda t, m: top_mask(t, m, TopK().keep), update, inside),
-        "dgp": map_trees(lambda t, m: dual_mask(t, m, 0.05, 0.75), update, inside),
+        "dgp": map_trees(lambda t, m: dual_mask(t, m, dual.top, dual.bottom), update, inside),
         "adgp": map_trees(lambda t, m, where: aligned_mask(t, m, where, aligned), update, inside, locations),
     }
     return sent, locations
@@ -108,14 +108,14 @@ def search_time(settings: Settings, seed: int, data: Path | None) -> Found:
     generator = stream(seed, purpose="search")
     values = {name: torch.randn(t.shape, generator=generator) for name, t in params.items()}
     other = {name: torch.randn(t.shape, generator=generator) for name, t in params.items()}
-    inside, aligned = full_mask(values), AlignedPruning()
+    inside, dual, aligned = full_mask(values), DualPruning(), AlignedPruning()
     locations = location_set(other, inside, aligned)
     arms: dict[str, Callable[[], object]] = {
         "top-k": lambda: map_trees(lambda t, m: top_mask(t, m, TopK().keep), values, inside),
         "torch.topk": lambda: [
             torch.topk(t.abs().flatten(), part_of(0.2, t.numel(), up=True)) for t in values.values()
         ],
-        "dgp": lambda: map_trees(lambda t, m: dual_mask(t, m, 0.05, 0.75), values, inside),
+        "dgp": lambda: map_trees(lambda t, m: dual_mask(t, m, dual.top, dual.bottom), values, inside),
         "adgp": lambda: map_trees(lambda t, m, i: aligned_mask(t, m, i, aligned), values, inside, locations),
     }
     took = turns(arms, "top-k", settings["repeat"])
