@@ -12,8 +12,7 @@ neighbours: it is present or replaced by nothing (the number of examples is publ
 LTP Eq. (20), for one order alpha after t+1 rounds, as printed:
     rho_s + (t + 1) alpha (alpha - 1) / (2 lambda^2) + (log(1/delta) - log(alpha)) / (alpha - 1) + log(1 - 1/alpha)
 [erratum] the validation term has a factor (alpha - 1) too many: 1/(2 lambda^2)-zCDP costs alpha / (2 lambda^2) at order
-alpha. ``ltp_printed`` keeps it, minimised over the orders, so that published numbers can be checked. Its rho_s counts
-t + 1 Gaussian steps; the published 9.71 counts all tau local ones, so ``steps`` is an argument.
+alpha. Its rho_s counts t + 1 Gaussian steps; the published 9.71 counts all tau local ones.
 
 >>> one = [Charge("1", noise=1.0, steps=1)]
 >>> round(epsilon(one, 1e-5, "pld"), 2), round(epsilon(one, 1e-5, "rdp"), 2), round(epsilon([], 1e-5, "rdp"), 2)
@@ -219,19 +218,3 @@ def epsilon(charges: Iterable[Charge], delta: float, accountant: Accountant) -> 
     if accountant != "pld" or bound > LOSSES or max(event.count for event in events) > REPEATS:
         return bound
     return min(bound, _by_losses(tuple(_events(charges, True, KINDS)), delta, _interval(charges, bound)))
-
-
-def ltp_printed(charge: Charge, rounds: int, delta: float) -> float:
-    """LTP Eq. (20) as printed for ``rounds`` = t + 1 rounds that cost ``charge`` each, least over orders."""
-    import dp_accounting as dp
-    from dp_accounting.rdp import rdp_privacy_accountant as rdp
-
-    accountant = rdp.RdpAccountant()
-    sampled = dp.PoissonSampledDpEvent(charge.sampling, dp.GaussianDpEvent(charge.noise))
-    accountant.compose(dp.SelfComposedDpEvent(sampled, rounds * charge.steps))
-    found = []
-    for order, gaussian in zip(accountant._orders, accountant._rdp, strict=True):
-        extra = rounds * order * (order - 1) / (2 * charge.laplace**2) if charge.laplace else 0.0
-        tail = (math.log(1 / delta) - math.log(order)) / (order - 1) + math.log1p(-1 / order)
-        found.append(float(gaussian + extra + tail))
-    return max(0.0, min(found))

@@ -263,16 +263,6 @@ def fill(plan: Plan, data: Path | None, say: Say, limits: RunLimits = ALONE) -> 
             say(f"{len(plan.done)}/{len(plan.cells)} {called}: {row['seconds']:.1f} s{more}")
 
 
-def measured(
-    experiment: Experiment, size: Size, cache: Cache, data: Path | None, say: Say, limits: RunLimits = ALONE
-) -> dict[str, Row]:
-    """Every cell's ``found`` and ``seconds``, by what it is about; those that the time did not suffice for are not
-    among them."""
-    plan = Plan({"": experiment}, size, cache, data=data)
-    fill(plan, data, say, limits)
-    return plan.done
-
-
 def vouched(cell: Cell, experiment: Experiment, done: dict[str, Row]) -> bool | None:
     """Whether a cell's control succeeded, or neither of the two is an attack; None where one has not been measured."""
     control, measure = control_of(cell, experiment), experiment.measure

@@ -70,15 +70,3 @@ def dp_capacity(clip: float, variance: float, batch: int, *, as_printed: bool = 
     if not (0 < clip < math.inf and 0 < variance < math.inf and batch >= 1):
         raise ValueError(f"clip {clip}, variance {variance}, batch {batch} are out of range")
     return (1.0 if as_printed else 0.5) * batch * clip**2 / variance
-
-
-def dp_capacity_of_epsilon(epsilon: float, delta: float, batch: int, *, as_printed: bool = False) -> float:
-    """Theorem 4 (2): ``dp_capacity`` at the noise that the Gaussian mechanism takes for one step's (epsilon, delta),
-    variance 2 ln(1.25 / delta) S^2 / epsilon^2, whatever the clip. That noise is enough up to epsilon 1 only.
-
-    >>> round(dp_capacity_of_epsilon(1.0, 1e-5, 1), 4), round(dp_capacity_of_epsilon(1.0, 1e-5, 1, as_printed=True), 4)
-    (0.0213, 0.0426)
-    """
-    if not (0 < epsilon <= 1 and 0 < delta < 1):
-        raise ValueError(f"epsilon {epsilon} must lie in (0, 1] and delta {delta} in (0, 1)")
-    return dp_capacity(1.0, 2 * math.log(1.25 / delta) / epsilon**2, batch, as_printed=as_printed)

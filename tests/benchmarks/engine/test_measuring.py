@@ -15,8 +15,8 @@ import pytest
 
 from prunella.benchmarks.engine import results
 from prunella.benchmarks.engine.cells import Cache
-from prunella.benchmarks.engine.claim import Claim, Measure, Plot, Point, declared, each, judged
-from prunella.benchmarks.engine.measuring import Plan, RunLimits, cells_of, fill, measured, missing, points
+from prunella.benchmarks.engine.claim import Claim, Experiment, Measure, Plot, Point, declared, each, judged
+from prunella.benchmarks.engine.measuring import ALONE, Plan, RunLimits, Say, cells_of, fill, missing, points
 from prunella.benchmarks.engine.rules import HOLDS, REFUSED, Judgement
 from prunella.core.errors import ConfigError
 
@@ -34,10 +34,17 @@ def claim(make: Any = toy) -> Claim:
     return declared("T2 | Toy | here | says", Measure("toy", make), "rate: name", "x 1 X", Plot(("x",)), small=cells)
 
 
+def measured(experiment: Experiment, cache: Cache, say: Say, limits: RunLimits = ALONE) -> dict[str, Any]:
+    """Every cell's row, by what it is about."""
+    plan = Plan({"": experiment}, "small", cache, data=None)
+    fill(plan, None, say, limits)
+    return plan.done
+
+
 def test_cells_in_other_processes_give_the_same_points(tmp_path: Path) -> None:
     experiment, lines = claim().experiment, list[str]()
-    alone = measured(experiment, "small", Cache(tmp_path / "a", 1), None, lines.append)
-    beside = measured(experiment, "small", Cache(tmp_path / "b", 1), None, lines.append, RunLimits(jobs=2))
+    alone = measured(experiment, Cache(tmp_path / "a", 1), lines.append)
+    beside = measured(experiment, Cache(tmp_path / "b", 1), lines.append, RunLimits(jobs=2))
     found = [[(p.label, p.values["x"]) for p in points(experiment, "small", each)] for each in (alone, beside)]
     assert found[0] == found[1] and len(lines) == 12 and missing(experiment, "small", beside) == 0
     ours = {point.values["worker"] for point in points(experiment, "small", beside) if "worker" in point.values}
@@ -46,7 +53,7 @@ def test_cells_in_other_processes_give_the_same_points(tmp_path: Path) -> None:
 
 def test_a_cell_that_fails_in_another_process_ends_the_run_and_the_processes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be made"):
-        measured(claim(failing).experiment, "small", Cache(tmp_path, 1), None, print, RunLimits(jobs=2))
+        measured(claim(failing).experiment, Cache(tmp_path, 1), print, RunLimits(jobs=2))
     for child in multiprocessing.active_children():
         child.join(20)
     assert not multiprocessing.active_children()
@@ -75,7 +82,7 @@ def sleeping(settings: dict[str, Any], seed: int, data: Path | None) -> dict[str
 
 def slow_run() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        measured(claim(sleeping).experiment, "small", Cache(Path(folder), 1), None, print, RunLimits(jobs=2))
+        measured(claim(sleeping).experiment, Cache(Path(folder), 1), print, RunLimits(jobs=2))
 
 
 def test_within_a_seed_what_took_least_elsewhere_is_first(tmp_path: Path) -> None:
@@ -119,7 +126,7 @@ def test_a_claim_that_fails_is_left_out_and_the_others_go_on(tmp_path: Path, job
 
 def test_a_point_has_the_seeds_up_to_the_first_that_was_not_measured(tmp_path: Path) -> None:
     experiment = claim().experiment
-    done = measured(experiment, "small", Cache(tmp_path, 1), None, lambda line: None)
+    done = measured(experiment, Cache(tmp_path, 1), lambda line: None)
     gone = cells_of(experiment, "small")[2]  # the second seed of the first rate
     del done[gone.key(experiment)]
     lengths = {point.label: len(point.values["x"]) for point in points(experiment, "small", done)}
@@ -130,7 +137,7 @@ def test_a_point_has_the_seeds_up_to_the_first_that_was_not_measured(tmp_path: P
 def test_a_cell_whose_control_was_not_measured_does_not_count(tmp_path: Path) -> None:
     measure = Measure("toy", toy, control={"rate": 0.0})
     experiment = dataclasses.replace(claim().experiment, measure=measure)
-    done = measured(experiment, "small", Cache(tmp_path, 1), None, lambda line: None)
+    done = measured(experiment, Cache(tmp_path, 1), lambda line: None)
     control = next(cell for cell in cells_of(experiment, "small") if cell.settings["rate"] == 0.0)
     del done[control.key(experiment)]
     assert not list(points(experiment, "small", done))
@@ -159,7 +166,7 @@ def test_a_seed_that_is_there_twice_is_no_second_sample(tmp_path: Path) -> None:
     whole = claim().experiment
     twice = dataclasses.replace(whole, sweeps={"small": dataclasses.replace(whole.sweeps["small"], seeds=(3, 1, 3))})
     with pytest.raises(ConfigError, match="seed 3 twice"):
-        measured(twice, "small", Cache(tmp_path, 1), None, print)
+        measured(twice, Cache(tmp_path, 1), print)
 
 
 def over_seeds(*found: dict[str, dict[str, float]]) -> tuple[Any, dict[str, Any]]:

@@ -15,7 +15,7 @@ from prunella.benchmarks.papers.fed_ltp_claims import (
     judge_ablations,
 )
 from prunella.benchmarks.papers.private import ABLATED, METHODS, advanced, private_training, validated
-from prunella.privacy.accounting import Charge, epsilon, ltp_printed
+from prunella.privacy.accounting import Charge, epsilon
 from tests.benchmarks.papers.test_private import TINY as ROUND
 
 
@@ -34,6 +34,31 @@ def test_the_inferred_retention_is_the_only_one_the_table_allows() -> None:
     assert (round(low, 4), round(high, 4)) == (0.7367, 0.7389) and low < 1 - fed_ltp_claims.FIRST["femnist"] < high
     low, high = allowed("cifar10")
     assert low > high  # nothing gives all 20: the remark on the page says so
+
+
+def ltp_printed(charge: Charge, rounds: int, delta: float) -> float:
+    """LTP Eq. (20) as printed for ``rounds`` = t + 1 rounds that cost ``charge`` each, least over orders."""
+    import dp_accounting as dp
+    from dp_accounting.rdp import rdp_privacy_accountant as rdp
+
+    accountant = rdp.RdpAccountant()
+    sampled = dp.PoissonSampledDpEvent(charge.sampling, dp.GaussianDpEvent(charge.noise))
+    accountant.compose(dp.SelfComposedDpEvent(sampled, rounds * charge.steps))
+    found = []
+    for order, gaussian in zip(accountant._orders, accountant._rdp, strict=True):
+        extra = rounds * order * (order - 1) / (2 * charge.laplace**2) if charge.laplace else 0.0
+        tail = (math.log(1 / delta) - math.log(order)) / (order - 1) + math.log1p(-1 / order)
+        found.append(float(gaussian + extra + tail))
+    return max(0.0, min(found))
+
+
+def test_eq_20_as_printed_has_the_extra_factor_in_validation() -> None:
+    alone = Charge("", 1.4, 15 / 955, 300)
+    printed = ltp_printed(alone, 10, 1e-3)
+    assert printed == pytest.approx(epsilon([Charge("", 1.4, 15 / 955, 3000)], 1e-3, "rdp"), rel=0.02)
+    checked = Charge("", 1.4, 15 / 955, 300, laplace=10.0)
+    composed = epsilon([checked] * 10, 1e-3, "rdp")
+    assert ltp_printed(checked, 10, 1e-3) > composed > printed
 
 
 def test_the_published_epsilon_counts_one_step_a_round() -> None:
