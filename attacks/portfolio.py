@@ -45,6 +45,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Generator, nn
@@ -146,7 +147,7 @@ def explore(case: Case, candidates: Sequence[Candidate], share: float) -> list[F
     found: list[Found] = []
     for candidate in candidates:
         if not candidate.descends and not done(case, found):
-            found += attempted(lambda c=candidate: case.solve(c, share=share))  # type: ignore[misc]
+            found += attempted(partial(case.solve, candidate, share=share))
     scouts, paid = [c for c in candidates if c.descends], int(share * case.budget.left())
     scouts = scouts[: max(1, paid // _LEAST - case.attack.restarts)]
     each = max(1, min(MOST, case.attack.iterations, paid // max(1, sum(case.starts(c) for c in scouts))))
@@ -154,10 +155,10 @@ def explore(case: Case, candidates: Sequence[Candidate], share: float) -> list[F
         if not done(case, found):
             # The plain attack goes its whole way at once: whatever the clock cuts off, the portfolio is not below it.
             long = max(each, case.iterations(0.1, case.attack.iterations)) if candidate is PLAIN else each
-            found += attempted(lambda c=candidate, n=long: case.scout(c, n))  # type: ignore[misc]
+            found += attempted(partial(case.scout, candidate, long))
     if case.setting.single and case.view.labels is None and PLAIN in scouts and not done(case, found):
         # A defense that withholds the last layer's largest values hides the label: scouts take the likeliest alone.
-        found += attempted(lambda: case.solve(PLAIN, share=share))
+        found += attempted(partial(case.solve, PLAIN, share=share))
     return found
 
 
@@ -167,7 +168,7 @@ def by_labels(
     """What a search for the labels of several images finds, in the components of public images where there are any."""
     if settled(found, case.ambiguous) or not case.setting.open_labels or not matchable(case.setting):
         return []
-    return attempted(lambda: case.label_search(latent or PIXELS, share, seconds))
+    return attempted(partial(case.label_search, latent or PIXELS, share, seconds))
 
 
 def components_of(case: Case, shadow: Shadow | None) -> Latent | None:
@@ -241,7 +242,7 @@ def learnt(case: Case, shadow: Shadow, gains: dict[Key, Gain]) -> list[Found]:
     """What the attacks that learn make of the view; ``gains`` gets their PSNR on public images."""
     found: list[Found] = []
     for candidate in (each for each in LEARNT if each.applies(case.setting) and not case.budget.late()):
-        for each in attempted(lambda c=candidate: case.solve(c, shadow)):  # type: ignore[misc]
+        for each in attempted(partial(case.solve, candidate, shadow)):
             gains[each.key] = Gain(-10 * math.log10(max(each.answer.objective, 1e-10)))
             found.append(each)
     return found
@@ -258,7 +259,7 @@ def further(case: Case, found: Sequence[Found], gains: Gains, share: float) -> l
     went = list[Found]()
     for place, each in enumerate(going):
         most = case.iterations(share / (1 - share * place / len(going)) / len(going), case.attack.iterations)
-        went += attempted(lambda e=each, n=most: case.go_on(e, {"iterations": n}))  # type: ignore[misc]
+        went += attempted(partial(case.go_on, each, {"iterations": most}))
         if went and best_of(went).missed <= SOLVED and not case.ambiguous:
             break
     return went
@@ -274,9 +275,9 @@ def polished(case: Case, best: Found, share: float) -> list[Found]:
         changes = {"optimizer": "adam", "objective": "cosine", "signed": True, "learning_rate": 0.01}
     if best.settings is not None and best.settings.labels == "optimise":  # now they are fixed, into the steps found
         fixed = {"iterations": case.iterations(share / 2, case.attack.iterations), "labels": "infer"}
-        best = best_of([best, *attempted(lambda: case.go_on(best, fixed))])
+        best = best_of([best, *attempted(partial(case.go_on, best, fixed))])
     changes["iterations"] = case.iterations(share, case.attack.iterations)
-    return attempted(lambda: case.go_on(best, changes, POLISHED))
+    return attempted(partial(case.go_on, best, changes, POLISHED))
 
 
 def finish(case: Case, found: list[Found], gains: Gains) -> Found:
@@ -336,7 +337,7 @@ def read_of_all(case: Case, attack: Portfolio) -> list[Found]:
     found = list[Found]()
     for candidate in READERS:
         if candidate.applies(whole.setting) and not done(whole, found) and not whole.budget.late():
-            found += attempted(lambda c=candidate: whole.solve(c))  # type: ignore[misc]
+            found += attempted(partial(whole.solve, candidate))
     case.parts += whole.parts
     return [each for each in found if not math.isinf(each.missed)]
 
@@ -349,7 +350,7 @@ def of_many(case: Case, attack: Portfolio, shadow: Shadow | None) -> Found | Non
     if settled(read, case.doubted):
         return best_of(read)
     case.parts += attempted(lambda: alone(case, _ONE))
-    merged = attempted(lambda: case.solve(PLAIN))
+    merged = attempted(partial(case.solve, PLAIN))
     found = read if done(case, merged) else [*read, *in_full(case, attack, shadow)]
     if found and (not merged or best_of(found).missed <= AS_WELL * best_of(merged).missed):
         return best_of(found)
@@ -387,8 +388,7 @@ def reconstruct(
     if (best.missed > EXPLAINED or case.doubted) and matchable(case.setting):
         best = with_parts(best, case.parts)
     cut = case.budget.late() or (case.budget.short and not settled([best], case.doubted))
-    best = best._replace(answer=dataclasses.replace(best.answer, cut=cut))
-    answer = dataclasses.replace(best.answer, found_by=best.by)
+    answer = dataclasses.replace(best.answer, cut=cut, found_by=best.by)
     if not matchable(case.setting):  # only what was read of a layer is fitted, and values made up are read, too
         return dataclasses.replace(answer, compared=False)
     if best.stage == IN_PART:
