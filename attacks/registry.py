@@ -50,6 +50,10 @@ class Attack(NamedTuple):
     where a file that the settings name is missing or does not fit the task. ``every_round``: on a trace, its
     ``earlier`` views are all that lie beside it of the same client, unless the user names some.
     ``learns``: it needs a shadow of the client, or what ``--known`` names where it takes that.
+
+    What an audit gives to those that take it: ``resume``, a store from which an attack goes on where it was stopped;
+    ``deadline``, of ``time.monotonic``, by which it ends with what it has; ``stopped``, which says while it runs that
+    it is to end so; ``shadow``, the attacked client played on public images (``attacks.engine.shadow``).
     """
 
     settings: type
@@ -62,25 +66,13 @@ class Attack(NamedTuple):
     every_round: bool = False
     learns: bool = False
 
-    @property
-    def resumable(self) -> bool:
-        """Whether it takes ``resume``, a store from which it goes on where it was stopped."""
-        return "resume" in inspect.signature(self.reconstruct).parameters
+    def takes(self, name: str) -> bool:
+        """Whether it takes this keyword argument."""
+        return name in inspect.signature(self.reconstruct).parameters
 
-    @property
-    def timed(self) -> bool:
-        """Whether it takes ``deadline``, of ``time.monotonic``, by which it ends with what it has."""
-        return "deadline" in inspect.signature(self.reconstruct).parameters
-
-    @property
-    def stoppable(self) -> bool:
-        """Whether it takes ``stopped``, which says while it runs that it is to end with what it has."""
-        return "stopped" in inspect.signature(self.reconstruct).parameters
-
-    @property
-    def shadow(self) -> bool:
-        """Whether it takes ``shadow``, the attacked client played on public images (``attacks.engine.shadow``)."""
-        return "shadow" in inspect.signature(self.reconstruct).parameters
+    def taken(self, **offered: Any) -> dict[str, Any]:
+        """Of the keyword arguments that are ``offered``, those that it takes."""
+        return {name: value for name, value in offered.items() if self.takes(name)}
 
 
 ATTACKS: dict[str, Attack] = {

@@ -226,10 +226,8 @@ class Case:
         bounds = {"max_images": self.attack.max_images, "iterations": most}
         kept = {name: min(most, getattr(settings, name)) for name, most in bounds.items() if hasattr(settings, name)}
         settings = dataclasses.replace(settings, **kept)
-        more: dict[str, Any] = {"resume": ResumeStore(stopped=self.budget.late)} if line.resumable else {}
-        more |= {"shadow": shadow} if line.shadow else {}
-        more |= {"deadline": self.end} if line.timed else {}
-        more |= {"stopped": self.budget.late} if line.stoppable else {}
+        late, resume = self.budget.late, ResumeStore(stopped=self.budget.late)
+        more = line.taken(resume=resume, shadow=shadow, deadline=self.end, stopped=late)
         begin = time.monotonic()
         answer = line.reconstruct(self.view, self.task, settings, self.generator, **more)
         if "iterations" in kept:

@@ -7,7 +7,6 @@ trace). ``--keep`` is a folder in which a long attack saves its progress, which 
 unpickled.
 """
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,16 +56,14 @@ def attack_keywords(
 ) -> dict[str, Any]:
     """Keyword arguments for the attack ``name``. Raises ``UsageError`` for what it cannot use, or lacks."""
     attack = find_attack(name)
-    takes = inspect.signature(attack.reconstruct).parameters
-    if earlier and "earlier" not in takes:
+    if earlier and not attack.takes("earlier"):
         raise UsageError(f"{name} attacks one view: --earlier is for unrolling, every-round and denoise")
-    if known is not None and "known" not in takes:
+    if known is not None and not attack.takes("known"):
         raise UsageError(f"{name} needs only a view: --known is for denoise and mia")
-    if resume.folder is not None and not attack.resumable:
-        able = [n for n, line in ATTACKS.items() if line.resumable]
+    if resume.folder is not None and not attack.takes("resume"):
+        able = [n for n, line in ATTACKS.items() if line.takes("resume")]
         raise UsageError(f"{name} has no progress to save: --keep is for {', '.join(able)}")
-    given: dict[str, Any] = {"earlier": list(earlier)} if earlier else {}
-    given |= {"resume": resume} if attack.resumable else {}
+    given = attack.taken(resume=resume) | ({"earlier": list(earlier)} if earlier else {})
     return given | ({"known": Channel(**read_tensors(known, ("public", "noise")))} if known is not None else {})
 
 

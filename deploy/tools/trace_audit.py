@@ -8,7 +8,6 @@ are the run's, those of a dataset that the user names, or scikit-learn's digits,
 Ctrl-C ends the attack with the best it has, and the verdict is on what was found so far; a second one ends at once.
 """
 
-import inspect
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -184,7 +183,7 @@ class TraceAudit:
         if worst_case or not entry.learns or self.sources.known is not None:
             return
         if self.sources.shadow(view, task) is None:
-            file_of_it = " or --known FILE" if "known" in inspect.signature(entry.reconstruct).parameters else ""
+            file_of_it = " or --known FILE" if entry.takes("known") else ""
             raise UsageError(f"{self.name} learns from shadows of the client, which the directory of its run has: name "
                              f"a trace there{file_of_it}; --worst-case needs none")  # fmt: skip
 
@@ -293,7 +292,7 @@ def run_audit(audit: TraceAudit, control: bool, worst_case: bool, tell: Teller, 
     import_from_current_directory()
     audit.check(control, worst_case)
     entry, kinds, trials = find_attack(audit.name), audit.kinds(control, worst_case), list[Trial]()
-    audit.stop.early = entry.resumable or entry.stoppable
+    audit.stop.early = entry.takes("resume") or entry.takes("stopped")
     try:
         with audit.stop.listening():
             for line in audit.estimates(control, worst_case):

@@ -70,17 +70,13 @@ def attempt(
     view: ServerView, task: Task, order: Order, store: ResumeStore, shadow: Callable[[], Shadow | None] = lambda: None
 ) -> Attempt:
     """Attack ``view`` on the device where it lies. Raises ``AttackError``, also where the objective is not finite."""
-    attack, more = find_attack(order.attack), dict(order.more)
-    if attack.resumable:
-        more["resume"] = store
-    if attack.timed and store.deadline is not None:
-        more["deadline"] = store.deadline
-    if attack.stoppable:
-        more["stopped"] = store.alive
-    if attack.shadow:
+    attack = find_attack(order.attack)
+    ends = {} if store.deadline is None else {"deadline": store.deadline}
+    more = {**order.more, **attack.taken(resume=store, stopped=store.alive, **ends)}
+    if attack.takes("shadow"):
         more["shadow"] = shadow()
     found = attack.reconstruct(view, task, order.settings, order.generator, **more)
-    cut = store.cut or found.cut or (attack.timed and store.out_of_time())
+    cut = store.cut or found.cut or (attack.takes("deadline") and store.out_of_time())
     if not math.isfinite(found.objective):
         raise AttackError("the objective is not finite: the attack failed")
     judged = found.explained

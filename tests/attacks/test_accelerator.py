@@ -5,7 +5,6 @@ values, so that every attack runs as a whole; where PyTorch sees a GPU they are 
 """
 
 import dataclasses
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +125,9 @@ def test_every_attack_makes_of_a_view_there_what_it_makes_here(
     view = dataclasses.replace(view, labels=truth.y if known else None)
     line, settings = ATTACKS[name], settings_of(name, tmp_path, public)
     shadow = ShadowClient(task, Examples(public.x, public.y), batch_size=images)
-    takes, found = inspect.signature(line.reconstruct).parameters, list[Reconstruction]()
+    found = list[Reconstruction]()
     for seen, player in ((view, shadow), (view.on(CUDA), ShadowThere(shadow))):
-        more = ({"shadow": player} if line.shadow else {}) | ({"earlier": [seen]} if "earlier" in takes else {})
+        more = line.taken(shadow=player, earlier=[seen])
         found.append(line.reconstruct(seen, task, settings, stream(0, purpose="attack"), **more))
     here, there = found
     assert there.x.device == CUDA and (there.y is None or there.y.device == CUDA)

@@ -168,7 +168,7 @@ LEARNING = Attack(Learning, learn, "learns")
 
 
 def test_an_attack_that_takes_a_shadow_gets_the_run_s(tmp_path: Path) -> None:
-    assert LEARNING.shadow and not ATTACKS["sgi"].shadow
+    assert LEARNING.takes("shadow") and not ATTACKS["sgi"].takes("shadow")
     folder = job(tmp_path, "a", attack=f"{__name__}:LEARNING")
     view, _, _ = load_trace(folder / VIEW)
     save_trace(folder / VIEW, view, TASK, {"round": 1, "kind": "client"})
