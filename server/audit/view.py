@@ -37,20 +37,16 @@ UNEQUAL = (
 def view_of(run: Run, expected: Expected, contribution: Contribution, start: Tree) -> ServerView:
     """Exactly what the server saw of one client in one round. ``start``: the weights from which training began."""
     moved = add(contribution.update, subtract(expected.params, start))
-    return ServerView(
+    return replace(
+        expected_view(run, expected, frozenset()),
         params=start,
         update=apply_mask(moved, contribution.shared),
         mask=contribution.base,
         shared=contribution.shared,
-        buffers=expected.buffers,
         importance=contribution.importance,
         received_buffers=contribution.buffers,
         num_examples=min(run.local_steps * run.batch_size, contribution.weight),
-        steps=run.local_steps,
         batch_size=min(run.batch_size, contribution.weight),
-        learning_rate=run.rate_in(expected.round),
-        momentum=run.momentum,
-        weight_decay=run.weight_decay,
         defenses=contribution.applied,
     )
 
