@@ -15,7 +15,7 @@ from pathlib import Path
 
 from prunella.client.accounts import APPS
 from prunella.core.errors import DefenseError
-from prunella.core.files import read_tree, write_json, write_tree
+from prunella.core.files import read_tree, round_file, rounds_in, write_json, write_tree
 from prunella.core.folders import locked
 from prunella.core.trees import Mask, Tree
 from prunella.privacy.chain import ChainState, flatten_state, unflatten_state
@@ -27,7 +27,6 @@ SCHEME = "scheme"  # beside the names of defenses
 LOCK_SECONDS = 600.0
 KEPT_SEEN = 3  # audited rounds that a membership question is answered about
 _SEEN = "seen-{:08d}.safetensors"
-_NAME = re.compile(r"round-(\d{8})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -77,25 +76,18 @@ class ClientStore:
         busy = DefenseError("another message to this client is still being handled: try again later")
         return locked(whole / "lock", busy, LOCK_SECONDS)
 
-    def _rounds(self) -> list[int]:
-        matches = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
-        return sorted(int(match.group(1)) for match in matches if match)
-
     def next_round(self) -> int:
         """One more than the last round that is remembered."""
-        return max(self._rounds(), default=0) + 1
-
-    def _path(self, round: int) -> Path:
-        return self.folder / f"round-{round:08d}.safetensors"
+        return max(rounds_in(self.folder), default=0) + 1
 
     def load(self, round: int) -> Memory:
         """The memory as it was before ``round``. A file that cannot be read stops the client: forgetting what was
         withheld is not a safe default."""
-        earlier = [r for r in self._rounds() if r < round]
+        earlier = [r for r in rounds_in(self.folder) if r < round]
         if not earlier:
             return Memory({}, Tally())
         try:
-            flat, metadata = read_tree(self._path(earlier[-1]))
+            flat, metadata = read_tree(round_file(self.folder, earlier[-1]))
             state = unflatten_state(flat)
             scheme = state.pop(SCHEME, {})
             tally = json.loads(metadata["tally"])
@@ -109,11 +101,11 @@ class ClientStore:
     def save(self, round: int, memory: Memory, trained: TrainedRound | None = None) -> None:
         """Write the state after ``round`` and drop what no resume can ask for any more."""
         flat = flatten_state({**memory.state, SCHEME: memory.scheme})
-        write_tree(self._path(round), flat, {"tally": json.dumps(dataclasses.asdict(memory.tally))})
-        rounds = self._rounds()
+        write_tree(round_file(self.folder, round), flat, {"tally": json.dumps(dataclasses.asdict(memory.tally))})
+        rounds = rounds_in(self.folder)
         stale = [r for r in rounds if r > round] + [r for r in rounds if r <= round][:-KEPT_ROUNDS]
         for old in stale:
-            self._path(old).unlink(missing_ok=True)
+            round_file(self.folder, old).unlink(missing_ok=True)
         for old in [r for r in self._seen() if r > round]:
             (self.folder / _SEEN.format(old)).unlink()
         if trained is not None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 from prunella.core.trees import Tree
 
 MAPPED = sys.platform != "win32"  # a file that is mapped into memory may be replaced; Windows refuses
+_ROUND = re.compile(r"round-(\d{8})\.safetensors")
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], mode: int = 0o600) -> None:
@@ -71,3 +73,14 @@ def read_tree(path: Path) -> tuple[Tree, dict[str, str]]:
     with safe_open(path, framework="pt") as file:
         tree = {name: file.get_tensor(name) for name in file.keys()}
         return tree if MAPPED else {name: tensor.clone() for name, tensor in tree.items()}, dict(file.metadata() or {})
+
+
+def round_file(folder: Path, round: int) -> Path:
+    """Where a folder with a file for each round has this round's."""
+    return folder / f"round-{round:08d}.safetensors"
+
+
+def rounds_in(folder: Path) -> list[int]:
+    """The rounds that have a file there, in order."""
+    matches = (_ROUND.fullmatch(path.name) for path in folder.glob("round-*"))
+    return sorted(int(match.group(1)) for match in matches if match)

@@ -11,7 +11,6 @@ for a checkpoint of any round.
 """
 
 import json
-import re
 import zlib
 from dataclasses import dataclass, field
 from logging import WARNING
@@ -21,20 +20,16 @@ from typing import Any
 import torch
 from flwr.common.logger import log
 
-from prunella.core.config import Raw
+from prunella.core.config import PLACES, Raw, kebab
 from prunella.core.errors import ConfigError, PrunellaError
-from prunella.core.files import read_tree, write_json, write_tree
+from prunella.core.files import read_tree, round_file, rounds_in, write_json, write_tree
 from prunella.core.trees import Mask, Tree
 
 KEPT = 2
 LEDGERS = "ledgers.json"
 SPENT = frozenset({"epsilon", "epsilon_next", "channel_nats"})  # of a ledger line, where there is anything to lose
 Ledgers = dict[str, dict[str, float | int | str]]  # by client
-MAY_CHANGE = (
-    *("rounds", "run-dir", "resume", "metrics-address", "poll-seconds", "round-seconds", "expected-clients"),
-    *("evaluate-every", "evaluate-examples", "audit-cluster"),
-)
-_NAME = re.compile(r"round-(\d{8})\.safetensors")
+MAY_CHANGE = {*map(kebab, PLACES), "expected-clients"}
 
 
 @dataclass(frozen=True)
@@ -48,15 +43,6 @@ class Checkpoint:
     counters: dict[str, float] = field(default_factory=dict)
     ledgers: Ledgers = field(default_factory=dict)
     scheme: Tree = field(default_factory=dict)
-
-
-def _path(folder: Path, round: int) -> Path:
-    return folder / f"round-{round:08d}.safetensors"
-
-
-def _rounds(folder: Path) -> list[int]:
-    matches = (_NAME.fullmatch(path.name) for path in folder.glob("round-*.safetensors"))
-    return sorted(int(match.group(1)) for match in matches if match)
 
 
 def _checksum(notes: str, tree: Tree) -> str:
@@ -79,9 +65,9 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         "ledgers": checkpoint.ledgers,
     }
     text = json.dumps(notes)
-    write_tree(_path(folder, checkpoint.round), tree, {"checkpoint": text, "checksum": _checksum(text, tree)})
-    for old in [r for r in _rounds(folder) if r <= checkpoint.round][:-KEPT]:
-        _path(folder, old).unlink(missing_ok=True)
+    write_tree(round_file(folder, checkpoint.round), tree, {"checkpoint": text, "checksum": _checksum(text, tree)})
+    for old in [r for r in rounds_in(folder) if r <= checkpoint.round][:-KEPT]:
+        round_file(folder, old).unlink(missing_ok=True)
 
 
 def save_ledgers(folder: Path, ledgers: Ledgers) -> None:
@@ -120,15 +106,15 @@ def _read(path: Path) -> Checkpoint:
 
 def load(folder: Path) -> Checkpoint | None:
     """The newest readable checkpoint, None if there is none. Raises ``PrunellaError`` if all are damaged."""
-    rounds = _rounds(folder)
+    rounds = rounds_in(folder)
     for round in reversed(rounds):
         try:
-            return _read(_path(folder, round))
+            return _read(round_file(folder, round))
         except Exception as error:  # noqa: BLE001 - any damage to a file means the one before it
             log(
                 WARNING,
                 "checkpoint %s is damaged (%s), trying the one before",
-                _path(folder, round),
+                round_file(folder, round),
                 type(error).__name__,
             )
     if rounds:
@@ -138,7 +124,7 @@ def load(folder: Path) -> Checkpoint | None:
 
 def require_same_settings(checkpoint: Checkpoint, raw: Raw) -> None:
     """Raise ``ConfigError`` naming the settings that differ from those the run started with."""
-    names = (checkpoint.settings.keys() | raw.keys()) - set(MAY_CHANGE)
+    names = (checkpoint.settings.keys() | raw.keys()) - MAY_CHANGE
     changed = [name for name in sorted(names) if checkpoint.settings.get(name) != raw.get(name)]
     if changed:
         raise ConfigError(
