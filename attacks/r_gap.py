@@ -91,11 +91,6 @@ def _geometry(conv: nn.Conv2d) -> tuple[Any, ...]:
     return conv.stride, conv.padding, conv.dilation, conv.groups
 
 
-def apply_convolution(conv: nn.Conv2d, a: Tensor, weight: Tensor) -> Tensor:
-    """z of ``a`` under ``weight``, without bias."""
-    return conv2d(a, weight, None, *_geometry(conv))
-
-
 def correlate(conv: nn.Conv2d, a: Tensor, dz: Tensor) -> Tensor:
     """The weight's gradient for input ``a`` and output gradient ``dz``."""
     gradient: Tensor = conv2d_weight(a, conv.weight.shape, dz, *_geometry(conv))  # type: ignore[no-untyped-call]
@@ -143,7 +138,7 @@ def solve_convolution(conv: nn.Conv2d, shape: torch.Size, known: tuple[Tensor, .
 
     def forward(vector: np.ndarray) -> np.ndarray:
         a = torch.from_numpy(vector.reshape(shape))
-        out, gradient = apply_convolution(conv, a, weight), correlate(conv, a, dz)
+        out, gradient = conv2d(a, weight, None, *_geometry(conv)), correlate(conv, a, dz)
         return torch.cat([out.reshape(-1), gradient.reshape(-1) * balance]).numpy()
 
     def adjoint(vector: np.ndarray) -> np.ndarray:

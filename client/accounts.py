@@ -22,7 +22,7 @@ import hashlib
 import json
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,7 +113,8 @@ class Accounts:
         about any of these examples fewer than ``total`` times."""
         with self._changed() as book:
             counts = [book.answers.get(name, {}).get(kind, {}) for name in self._overlapping(book)]
-            if sum(count.get(question, 0) for count in counts) >= limit or sum(_all(counts)) >= total:
+            asked = sum(number for count in counts for number in count.values())
+            if sum(count.get(question, 0) for count in counts) >= limit or asked >= total:
                 return False
             mine = book.answers.setdefault(self.name, {}).setdefault(kind, {})
             mine[question] = mine.get(question, 0) + 1
@@ -176,10 +177,6 @@ def _joined(book: _Book) -> _Book:
     raw = torch.unique(torch.cat(list(book.sets.values())))
     plain = {kind: dict(counts) for kind, counts in answers.items()}
     return _Book(book.key, {JOINED: raw}, {JOINED: to_json(charges.charges)}, {JOINED: plain}, book.told)
-
-
-def _all(counts: Iterable[dict[str, int]]) -> Iterator[int]:
-    return (number for count in counts for number in count.values())
 
 
 def _metadata(book: _Book) -> dict[str, str]:

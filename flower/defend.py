@@ -76,7 +76,6 @@ from prunella.flower.notices import is_finite_number, tell_statistics, tell_with
 from prunella.flower.received import fresh_weights, open_model, tells_mask
 from prunella.flower.scheme import BASE, FIRST, IMPORTANCE, SchemeOrder, Settled
 from prunella.flower.site import Site
-from prunella.privacy.accounting import Charge
 from prunella.privacy.chain import flatten_state, release
 from prunella.privacy.defense import Outgoing
 from prunella.privacy.imprint import imprint_arrays
@@ -220,7 +219,7 @@ def told(site: Site, content: RecordDict, listed: frozenset[str]) -> dict[str, M
 def _query(message: Message, context: Context, call_next: Next, site: Site, listed: frozenset[str]) -> Message:
     """Neither training nor evaluation: the numbers that may leave, and nothing else."""
     if listed:
-        _spend(site, UNBOUNDED)
+        _spend_unbounded(site)
     reply = _answered(message, context, call_next, site)
     reply.content = RecordDict(dict(told(site, reply.content, listed)))
     return reply
@@ -229,17 +228,17 @@ def _query(message: Message, context: Context, call_next: Next, site: Site, list
 def _evaluate(message: Message, context: Context, call_next: Next, site: Site, listed: frozenset[str]) -> Message:
     name, tree, mask = open_model(site, message.content)
     if listed:
-        _spend(site, UNBOUNDED)
+        _spend_unbounded(site)
     reply = _answered(_given(message, name, tree), context, call_next, site)
     mark = marker((), mask if tells_mask(message.content) else None)
     reply.content = RecordDict({**told(site, reply.content, listed), MARK: mark})
     return reply
 
 
-def _spend(site: Site, new: Charge) -> None:
+def _spend_unbounded(site: Site) -> None:
     """Note what leaves without an ε, before it does. Raises ``DefenseError`` where the site has a budget."""
-    spend(site.accounts.ledger(), new, site.privacy)
-    site.accounts.charge(new)
+    spend(site.accounts.ledger(), UNBOUNDED, site.privacy)
+    site.accounts.charge(UNBOUNDED)
 
 
 def refuse_imprint(received: Tree, site: Site) -> None:
@@ -268,7 +267,7 @@ def _worked(work: Handled, message: Message, context: Context, call_next: Next, 
         if work.guard is not None:
             work.guard.release()
         if work.asked and (listed or work.order.validates or not (work.accounted or needs_loop(work.site.chain))):
-            _spend(work.site, UNBOUNDED)
+            _spend_unbounded(work.site)
 
 
 def _train(message: Message, context: Context, call_next: Next, site: Site, listed: frozenset[str]) -> Message:

@@ -183,7 +183,8 @@ class LocalScheme:
     def observe(self, gradient: Tree) -> None:
         """Add a step's gradient, as the defenses left it."""
         if self.collects:
-            self.squares = map_trees(_plus_square, self.squares or zeros_like(gradient), gradient)
+            before = self.squares or zeros_like(gradient)
+            self.squares = map_trees(lambda s, g: torch.addcmul(s, g, g), before, gradient)
             self.steps += 1
 
     def mean(self) -> Tree:
@@ -207,10 +208,6 @@ class LocalScheme:
                 f"{scheme} moves the mask after {self.every} local steps, and the loop took {self.steps}: take more of "
                 f"them for a message (epochs, smaller batches), or give the server's Prune a smaller {fewer}"
             )
-
-
-def _plus_square(squares: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    return torch.addcmul(squares, gradient, gradient)
 
 
 def _first_move(rule: MaskRule) -> Callable[[Tree, Tree, Mask], tuple[Tree, Mask]]:

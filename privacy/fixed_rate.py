@@ -29,7 +29,7 @@ from prunella.core.config import Part, Rate
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.ranking import keep_largest, part_of
-from prunella.core.trees import Mask, Tree, apply_mask, intersect, invert, subtract, where, zeros_like
+from prunella.core.trees import Mask, Tree, apply_mask, full_mask, intersect, invert, subtract, where, zeros_like
 from prunella.privacy.defense import Equal, Larger, Outgoing, State, UpdateDefense, ignore_gradient, keep_received
 
 
@@ -92,18 +92,6 @@ def withheld_mask(movement: Tree, inside: Mask, settings: FixedRate, share: floa
     return result
 
 
-def _init_pseudo(like: Tree) -> State:
-    return {"withheld": zeros_like(like), "held": {n: torch.zeros_like(t, dtype=torch.bool) for n, t in like.items()}}
-
-
-def _init_real(like: Tree) -> State:
-    return {}
-
-
-def _rejoin(received: Tree, state: State, generator: PrivateGenerator) -> tuple[Tree, State]:
-    return where(state["held"], state["withheld"], received), state
-
-
 def _apply(
     outgoing: Outgoing, state: State, generator: PrivateGenerator, settings: FixedRate, share: float
 ) -> tuple[Outgoing, State]:
@@ -119,9 +107,16 @@ def _apply(
 
 def _fixed(settings: FixedRate, share: float) -> UpdateDefense:
     apply = functools.partial(_apply, settings=settings, share=share)
-    if settings.pseudo:
-        return UpdateDefense(_init_pseudo, _rejoin, ignore_gradient, apply)
-    return UpdateDefense(_init_real, keep_received, ignore_gradient, apply)
+    if not settings.pseudo:
+        return UpdateDefense(lambda like: {}, keep_received, ignore_gradient, apply)
+
+    def init(like: Tree) -> State:
+        return {"withheld": zeros_like(like), "held": invert(full_mask(like))}
+
+    def rejoin(received: Tree, state: State, generator: PrivateGenerator) -> tuple[Tree, State]:
+        return where(state["held"], state["withheld"], received), state
+
+    return UpdateDefense(init, rejoin, ignore_gradient, apply)
 
 
 def largest(settings: FixedRate) -> UpdateDefense:

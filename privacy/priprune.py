@@ -63,6 +63,7 @@ from prunella.core.trees import (
     Mask,
     Tree,
     apply_mask,
+    full_mask,
     intersect,
     invert,
     map_trees,
@@ -115,11 +116,7 @@ class PriPrune:
 
 def _init(like: Tree, settings: PriPrune) -> State:
     alpha = map_trees(lambda t: torch.full_like(t, settings.initial_alpha), like)
-    return {"alpha": alpha, "withheld": zeros_like(like), "held": map_trees(_none_held, like)}
-
-
-def _none_held(tensor: Tensor) -> Tensor:
-    return torch.zeros_like(tensor, dtype=torch.bool)
+    return {"alpha": alpha, "withheld": zeros_like(like), "held": invert(full_mask(like))}
 
 
 def gumbel_difference(like: Tree, generator: PrivateGenerator) -> Tree:

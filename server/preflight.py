@@ -46,7 +46,7 @@ def check_together(run: Run, raw: Raw, here: bool) -> None:
     elif run.dataset.partition(":")[2] or is_foreign(run.model) or is_foreign(run.attack):
         return
     task = make_task(run.model, run.dataset, None)
-    require_test(run, has_test(run.dataset, None))
+    require_test(run, has_test(run.dataset))
     check_model_of(task, run, raw)
     if run.audit_every:
         judging(run)

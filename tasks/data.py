@@ -108,9 +108,9 @@ def load_test(dataset: str, root: Path | None) -> Examples | None:
     return found
 
 
-def has_test(dataset: str, root: Path | None) -> bool:
-    """Whether ``load_test`` gives examples, without reading them."""
-    entry, path = _find(dataset, root)
+def has_test(dataset: str) -> bool:
+    """Whether ``load_test`` gives examples of it here, without reading them."""
+    entry, path = _find(dataset, None)
     return entry.held_out(path)
 
 

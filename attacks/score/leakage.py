@@ -322,10 +322,6 @@ def _label_chance(named: Tensor | None, truth: Tensor, gallery: Examples | None)
     return float(np.mean([label_accuracy(truth, guess) for guess in guesses]))
 
 
-def _unlike(a: Tensor, b: Tensor) -> Tensor:
-    return -correlations(a, b).abs()
-
-
 def score(
     reconstruction: Reconstruction,
     truth: PrivateBatch,
@@ -346,7 +342,7 @@ def score(
     near, like = (None, None) if others is None else others.null()
     blind = _blind(real, others, prior)
     by_error = _compare(real, guess, squared_errors, near, blind, others)
-    by_likeness = _compare(real, guess, _unlike, like, blind, others)
+    by_likeness = _compare(real, guess, lambda a, b: -correlations(a, b).abs(), like, blind, others)
     pairs = assign(real, guess)
     return Leakage(
         psnr=by_error.stat(psnr),

@@ -357,10 +357,6 @@ def drop_own_path() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(kept)
 
 
-def single_threaded() -> bool:
-    return len(os.listdir("/proc/self/task")) == 1
-
-
 def import_flower(zygote: Zygote, poll: float) -> None:
     """Import and patch Flower; report a failure to the launcher."""
     gc.disable()
@@ -387,7 +383,8 @@ def main(argv: Sequence[str]) -> None:
     def work() -> None:
         import_flower(zygote, float(poll))
         preload(zygote, modules)
-        print("ready, single-threaded" if single_threaded() else "ready, but a thread runs: forks may hang", flush=True)
+        alone = len(os.listdir("/proc/self/task")) == 1
+        print("ready, single-threaded" if alone else "ready, but a thread runs: forks may hang", flush=True)
         while True:
             zygote.serve(0.05)
 

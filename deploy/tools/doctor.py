@@ -154,7 +154,7 @@ def data(directory: Path | None, dataset: str) -> Check:
         chosen = dataset or str(settings.defaults(settings.read_app(directory or settings.app_directory()))["dataset"])
         require_folder(chosen)
         task = make_task("cnn", chosen, None)
-        examples = load_test(chosen, None) if has_test(chosen, None) else None
+        examples = load_test(chosen, None) if has_test(chosen) else None
     except (ConfigError, DataError, KeyError) as error:
         return Check("data", "bad" if dataset else "warn", str(error), "check the path or name after dataset=")
     held = f"{len(examples.y)} test examples" if examples else "no test examples, so set evaluation=clients"

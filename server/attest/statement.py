@@ -357,10 +357,6 @@ def _untested(found: Evidence) -> Section:
     )
 
 
-def _risk(found: Evidence) -> Section:
-    return _section("Residual risk", found.verdict.headline, *found.verdict.sentences, LIMITS)
-
-
 def statement(folder: Path) -> dict[str, Any]:
     """The attestation of the run in ``folder``. Raises ``ConfigError`` for one that cannot be attested and
     ``PrunellaError`` for files that cannot be read."""
@@ -369,7 +365,8 @@ def statement(folder: Path) -> dict[str, Any]:
     _require_ledgers(found)
     sections = [
         _trained(found), _threats(found), _defenses(found), _privacy(found), _attacks(found), _membership(found),
-        _untested(found), _risk(found), _section("Recommended next step", found.verdict.next_step),
+        _untested(found), _section("Residual risk", found.verdict.headline, *found.verdict.sentences, LIMITS),
+        _section("Recommended next step", found.verdict.next_step),
         _section("Appendix: where regulators ask for this", "Headings and pointers, no legal claim.",
                  tables=[(("sections", "asked for by"), POINTERS)]),
     ]  # fmt: skip

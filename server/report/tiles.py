@@ -69,13 +69,10 @@ def _promise_tile(state: RunState) -> dict[str, Any]:
     return _tile("Promised", value, f"at {delta}", "for the client that spent most", mean)
 
 
-def _failures_note(failures: float) -> str:
-    return "replies left out" if failures else NO_FAILURES.lower()
-
-
 def tiles(run: StoreLine, lines: Sequence[StoreLine], state: RunState, answer: RunVerdict) -> list[dict[str, Any]]:
     done, planned = last(lines, "round"), last(lines, "rounds") or run.get("settings", {}).get("rounds")
     failures = total(lines, "client_failures_total", "reason") or 0.0
+    left_out = "not known" if not lines else "replies left out" if failures else NO_FAILURES.lower()
     times = [y for _, y in points(lines, "round_seconds")]
     parameters = run.get("model_parameters")
     kept = last(lines, "mask_density_ratio")
@@ -87,5 +84,5 @@ def tiles(run: StoreLine, lines: Sequence[StoreLine], state: RunState, answer: R
         _wire_tile(run, lines),
         _tile("Rounds", digits(done or 0), f"of {digits(float(planned))}" if planned else "",
               f"{duration(sum(times) / len(times))} a round" if times else ""),
-        _tile("Failures", digits(failures) if lines else NONE, _failures_note(failures) if lines else "not known"),
+        _tile("Failures", digits(failures) if lines else NONE, left_out),
     ]  # fmt: skip
