@@ -31,6 +31,7 @@ from prunella.attacks.engine.prior_file import filled, read_prior, save_prior
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.core.config import Weight
 from prunella.core.errors import AttackError
+from prunella.core.global_draws import draws_from
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.tasks.models.layers import Shape
 from prunella.tasks.task import Task
@@ -85,8 +86,7 @@ def train(
     shape: Shape = tuple(public.x.shape[1:])  # type: ignore[assignment]
     if len(public.y) < 2 or int(public.y.max()) >= classes:
         raise AttackError(f"a generator needs public images of {classes} classes, at least two of them")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**31, (1,), generator=generator)))
+    with draws_from(int(torch.randint(2**31, (1,), generator=generator))):
         network = Autoencoder(shape, classes, latent, width)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     steps = epochs * -(-len(public.y) // _BATCH)

@@ -41,6 +41,7 @@ from prunella.attacks.engine.signals import SignalReader, likely_labels
 from prunella.attacks.score.leakage import psnr
 from prunella.core.config import Count, Positive
 from prunella.core.errors import AttackError, DefenseError
+from prunella.core.global_draws import draws_from
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.examples import Examples
 from prunella.tasks.models.layers import Shape
@@ -192,8 +193,7 @@ class Learnt:
         self.scale = squares.clamp_min(torch.finfo(squares.dtype).tiny).sqrt()
         self.linear: LinearEstimate = linear or Ridge(lessons.flat, lessons.x, lessons.image)
         shape = lessons.x.shape[1:]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(torch.randint(2**31, (1,), generator=generator)))
+        with draws_from(int(torch.randint(2**31, (1,), generator=generator))):
             sizes = (shape[0], shape[1], shape[2])
             self.network = Corrector(lessons.maps.shape[-1], grid, sizes, attack.width)
         self.network.to(memory_format=torch.channels_last)

@@ -23,6 +23,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from prunella.attacks.engine.label_inference import last_linear
 from prunella.core.config import Count, Positive
 from prunella.core.errors import AttackError
+from prunella.core.global_draws import draws_from
 from prunella.core.trees import Tree
 from prunella.core.types import PrivateBatch
 from prunella.tasks.task import Task
@@ -60,12 +61,9 @@ def inputs_of(model: AttackedModel, examples: PrivateBatch, generator: Generator
     name = last_linear(module, model.task.classes)
     caught: list[Tensor] = []
     hook = module.get_submodule(name).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
-    try:
-        with torch.no_grad():
-            state = {**model.params, **model.buffers}
-            logits = torch.cat([functional_call(module, state, (x,)) for x in torch.split(examples.x, _BATCH)])
-    finally:
-        hook.remove()
+    with hook, torch.no_grad():
+        state = {**model.params, **model.buffers}
+        logits = torch.cat([functional_call(module, state, (x,)) for x in torch.split(examples.x, _BATCH)])
     features, posteriors = torch.cat(caught), softmax(logits, dim=1)
     labels = one_hot(examples.y, model.task.classes).to(posteriors)
     loss = torch.log(cross_entropy(logits, examples.y, reduction="none") + 1e-6)
@@ -105,8 +103,7 @@ class AttackNetwork(nn.Module):
 
 
 def _attacker(sizes: list[int], generator: Generator) -> AttackNetwork:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**31, (1,), generator=generator)))
+    with draws_from(int(torch.randint(2**31, (1,), generator=generator))):
         return AttackNetwork(sizes)
 
 

@@ -27,6 +27,7 @@ from prunella.attacks.engine.matching import target_of
 from prunella.attacks.engine.prior_file import filled, read_prior, save_prior
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.core.errors import AttackError
+from prunella.core.global_draws import draws_from
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.models.layers import Shape
 from prunella.tasks.task import Task
@@ -78,8 +79,7 @@ def train(public: Tensor, generator: Generator, *, epochs: int = 20, factor: int
     if len(public) < 2:
         raise AttackError("a repair needs at least two public images")
     shape: Shape = tuple(public.shape[1:])  # type: ignore[assignment]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**31, (1,), generator=generator)))
+    with draws_from(int(torch.randint(2**31, (1,), generator=generator))):
         network = Repair(shape, factor, width)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=epochs * -(-len(public) // _BATCH))

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
+from prunella.tasks.training import mode
+
 Node = Any  # of autograd's graph
 
 
@@ -53,13 +55,8 @@ def _leaves(nodes: Iterable[Node]) -> set[int]:
 
 def _answer(module: nn.Module, x: Tensor, params: Mapping[str, Tensor], results: _Results) -> Tensor:
     """What ``module`` makes of x in evaluation mode, with its graph."""
-    before = [(layer, layer.training) for layer in module.modules()]
-    try:
-        with torch.enable_grad(), results:
-            answer: Tensor = functional_call(module.eval(), dict(params), (x,))
-    finally:
-        for layer, was in before:
-            layer.training = was
+    with mode(module, False), torch.enable_grad(), results:
+        answer: Tensor = functional_call(module, dict(params), (x,))
     return answer
 
 
