@@ -21,12 +21,12 @@ patches arrived.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.func import functional_call
 from torch.nn.functional import cross_entropy, unfold
 
 from prunella.attacks.engine.image_priors import into_box
@@ -97,12 +97,10 @@ def embeddings(module: nn.Module, shape: Shape) -> list[Embedding]:
         width = len(cast(Tensor, layer.weight))
         order.append((names[layer], output.numel() // width, width))
 
-    hooks = [layer.register_forward_hook(after) for layer in names]
-    try:
+    with ExitStack() as hooks:
+        for layer in names:
+            hooks.enter_context(layer.register_forward_hook(after))
         show_zeros(module, shape)
-    finally:
-        for hook in hooks:
-            hook.remove()
     rows = learnt_positions(module)
     return [
         Embedding(layer, name, patches)
@@ -123,14 +121,9 @@ def rows_of(layer: nn.Module, x: Tensor) -> Tensor:
 def called(target: Target, layer: str, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """For the image x [1, C, H, W]: input and output of ``layer``, and the logits."""
     seen: list[tuple[Tensor, Tensor]] = []
-    hook = target.module.get_submodule(layer).register_forward_hook(
-        lambda _, given, made: seen.append((given[0], made))
-    )
-    buffers = {name: buffer.clone() for name, buffer in target.buffers.items()}
-    try:
-        logits = functional_call(target.module, (target.params, buffers), (x,))
-    finally:
-        hook.remove()
+    watched = target.module.get_submodule(layer)
+    with watched.register_forward_hook(lambda _, given, made: seen.append((given[0], made))):
+        logits = target.logits(x)
     if len(seen) != 1:
         raise AttackError(f"{layer} is called {len(seen)} times: its gradient is not that of one set of patches")
     return *seen[0], logits

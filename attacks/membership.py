@@ -22,7 +22,9 @@ Departures: FedMIA compares with the other clients' updates; here the client's o
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,16 +82,12 @@ def _forward(module: nn.Module, params: Tree, buffers: Tree, x: Tensor, layer: s
     """Logits [N, K], and the inputs [N, F] of the linear ``layer``, if one is named."""
     caught: list[Tensor] = []
     device = next(iter(params.values())).device
-    hooks = []
+    hook: AbstractContextManager[Any] = nullcontext()
     if layer is not None:
-        hooks = [module.get_submodule(layer).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))]
-    try:
-        with mode(module, False), torch.no_grad():
-            state = {**params, **buffers}
-            logits = torch.cat([functional_call(module, state, (part.to(device),)) for part in torch.split(x, BATCH)])
-    finally:
-        for hook in hooks:
-            hook.remove()
+        hook = module.get_submodule(layer).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+    with hook, mode(module, False), torch.no_grad():
+        state = {**params, **buffers}
+        logits = torch.cat([functional_call(module, state, (part.to(device),)) for part in torch.split(x, BATCH)])
     return logits, torch.cat(caught) if caught else logits
 
 

@@ -64,11 +64,8 @@ def _codes(module: nn.Module, params: Tree, buffers: Tree, layer: str, x: Tensor
     """The encoder's output [N, F]: what ``layer`` is given."""
     seen: list[Tensor] = []
     hook = module.get_submodule(layer).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    try:
-        with torch.no_grad():
-            functional_call(module, ({n: p.detach() for n, p in params.items()}, dict(buffers)), (x,))
-    finally:
-        hook.remove()
+    with hook, torch.no_grad():
+        functional_call(module, ({n: p.detach() for n, p in params.items()}, dict(buffers)), (x,))
     return seen[0]
 
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.func import functional_call
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from prunella.attacks.engine.image_priors import into_box
@@ -66,12 +65,8 @@ class Apart:
 def slopes_behind(target: Target, layer: str, z: Tensor, y: Tensor, task: Task) -> Tensor:
     """The gradient [N, K] of each loss at the output z [N, K] of ``layer``, for labels y [N]."""
     z = z.detach().to(target.flat.dtype).requires_grad_()
-    hook = target.module.get_submodule(layer).register_forward_hook(lambda *_: z)
-    buffers = {name: buffer.clone() for name, buffer in target.buffers.items()}
-    try:
-        logits = functional_call(target.module, (target.params, buffers), (z.new_zeros(len(z), *task.shape),))
-    finally:
-        hook.remove()
+    with target.module.get_submodule(layer).register_forward_hook(lambda *_: z):
+        logits = target.logits(z.new_zeros(len(z), *task.shape))
     return torch.autograd.grad(cross_entropy(logits, y, reduction="sum"), z)[0]
 
 

@@ -40,6 +40,7 @@ True
 """
 
 import logging
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import torch
@@ -106,18 +107,13 @@ def respond(
         handed[name] = out.clone()  # an activation that works in place changes this one
         return handed[name]
 
-    hooks = [
-        module.get_submodule(name).register_forward_hook(lambda _, __, out, name=name: keep(name, out))
-        for name in layers
-    ]
     state = {name: t.detach().clone() for name, t in {**dict(module.named_buffers()), **buffers}.items()}
-    try:
-        with mode(module, True), torch.enable_grad():
-            logits = functional_call(module, ({name: p.detach() for name, p in params.items()}, state), (x,))
-            loss = cross_entropy(logits, y, reduction="sum") + take_divergence(module)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, mode(module, True), torch.enable_grad():
+        for name in layers:
+            watch = module.get_submodule(name).register_forward_hook
+            hooks.enter_context(watch(lambda _, __, out, name=name: keep(name, out)))
+        logits = functional_call(module, ({name: p.detach() for name, p in params.items()}, state), (x,))
+        loss = cross_entropy(logits, y, reduction="sum") + take_divergence(module)
     last = next((name for name, out in handed.items() if out is logits), None)
     hidden = {name: out for name, out in outs.items() if name != last}
     slopes = torch.autograd.grad(loss, list(hidden.values()), materialize_grads=True) if hidden else ()

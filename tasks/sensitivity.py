@@ -52,12 +52,9 @@ def representation_sensitivity(module: nn.Module, params: Tree, buffers: Tree, x
         take_divergence(module)
         return seen[0]
 
-    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    try:
+    with layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
         norms = _by_pixels(representation, x.detach())
         features, backwards = _by_units(representation, x.detach(), norms is None)
-    finally:
-        hook.remove()
     return f"{name}.weight" if name else "weight", features, backwards if norms is None else norms
 
 

@@ -26,7 +26,6 @@ Departure: LLG uses the plain row sum, which presumes features that are never ne
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.func import functional_call
 from torch.nn.functional import softmax
 
 from prunella.attacks.engine.matching import Target
@@ -52,12 +51,8 @@ def uninformed(target: Target, layer: str, shape: Shape, generator: Generator) -
     caught: list[Tensor] = []
     hook = target.module.get_submodule(layer).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
     noise = torch.rand((_REFERENCES, *shape), generator=generator).to(target.flat.device)
-    buffers = {name: buffer.clone() for name, buffer in target.buffers.items()}
-    try:
-        with torch.no_grad():
-            logits = functional_call(target.module, (target.params, buffers), (noise,))
-    finally:
-        hook.remove()
+    with hook, torch.no_grad():
+        logits = target.logits(noise)
     return caught[0].mean(dim=0), softmax(logits, dim=1).mean(dim=0)
 
 

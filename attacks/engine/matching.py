@@ -67,6 +67,12 @@ class Target:
     network: Network | None = None
     bf16: bool = False
 
+    def logits(self, x: Tensor, params: Tree | None = None) -> Tensor:
+        """What the model makes of x, under its own weights or these. The buffers stay as they are."""
+        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        made: Tensor = functional_call(self.module, (self.params if params is None else params, buffers), (x,))
+        return made
+
 
 def check_tree(kind: str, tree: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
     """Raise ``AttackError`` that names what ``tree`` has too much, too little or in another shape."""
@@ -202,10 +208,9 @@ def target_of(view: ServerView, module: nn.Module, mask_aware: bool, max_images:
 def step_gradient(target: Target, params: Tree, x: Tensor, y: Tensor, graph: bool = True) -> Tree:
     """Gradient of the mean cross-entropy at ``params``; with its ``graph`` differentiable in x, y (labels or
     probabilities) and params."""
-    buffers = {name: buffer.clone() for name, buffer in target.buffers.items()}
     # Fused attention has no second derivative.
     with sdpa_kernel(SDPBackend.MATH), torch.autocast(x.device.type, torch.bfloat16, enabled=target.bf16):
-        logits = functional_call(target.module, (params, buffers), (x,))
+        logits = target.logits(x, params)
     loss = cross_entropy(logits.to(x.dtype), y)
     gradients = torch.autograd.grad(loss, list(params.values()), create_graph=graph, materialize_grads=True)
     return dict(zip(params, gradients, strict=True))

@@ -11,11 +11,11 @@ so that the most frequent ratio is exact (``by_agreement``). Of several images o
 Shapes: dW [K, F], db [K]. Errors: ``AttackError`` where there is no such layer.
 """
 
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from prunella.attacks.engine.matching import Target, show_zeros
 from prunella.attacks.engine.objectives import split
@@ -59,14 +59,8 @@ def input_of(target: Target, layer: str, x: Tensor) -> Tensor:
         caught.append(inputs[0])
         raise _ReachedError
 
-    hook = target.module.get_submodule(layer).register_forward_pre_hook(catch)
-    buffers = {name: buffer.clone() for name, buffer in target.buffers.items()}
-    try:
-        functional_call(target.module, (target.params, buffers), (x,))
-    except _ReachedError:
-        pass
-    finally:
-        hook.remove()
+    with target.module.get_submodule(layer).register_forward_pre_hook(catch), suppress(_ReachedError):
+        target.logits(x)
     if not caught or caught[0].dim() != 2 or len(caught[0]) != len(x):
         raise AttackError(f"the linear layer {layer} does not take one row for each image")
     return caught[0]
@@ -89,13 +83,12 @@ def first_linear(module: nn.Module, shape: Shape) -> tuple[str, Shape]:
         if isinstance(output, Tensor) and output.dim() == 4:
             shapes.append((output.shape[1], output.shape[2], output.shape[3]))
 
-    hooks = [layer.register_forward_pre_hook(before) for layer in names]
-    hooks += [layer.register_forward_hook(after) for layer in module.modules()]
-    try:
+    with ExitStack() as hooks:
+        for layer in names:
+            hooks.enter_context(layer.register_forward_pre_hook(before))
+        for part in module.modules():
+            hooks.enter_context(part.register_forward_hook(after))
         show_zeros(module, shape)
-    finally:
-        for hook in hooks:
-            hook.remove()
     if not called:
         raise AttackError("the model calls no linear layer whose input could be read")
     name = called[0][0]

@@ -6,15 +6,13 @@ step the server solves for mean and variance of its batch before every such laye
 
 import math
 from collections.abc import Iterable
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.hooks import RemovableHandle
 
 from prunella.attacks.engine.matching import Target
-from prunella.core.trees import Tree
 from prunella.core.types import ServerView
 from prunella.tasks.models.layers import Shape
 
@@ -83,24 +81,15 @@ def statistics_of(target: Target, names: Iterable[str], x: Tensor) -> Statistics
     """Mean and deviation before each of these layers where the target's weights train on x [N, C, H, W], with their
     graph. ``KeyError`` for a layer that nobody calls."""
     caught: dict[str, Tensor] = {}
-
-    def catch(name: str) -> RemovableHandle:
-        layer = target.module.get_submodule(name)
-        return layer.register_forward_pre_hook(lambda _, inputs: caught.__setitem__(name, inputs[0]))
-
-    hooks = {name: catch(name) for name in names}
-    buffers: Tree = {name: buffer.clone() for name, buffer in target.buffers.items()}
     params = {name: tensor.detach() for name, tensor in target.params.items()}
-    try:
-        with torch.enable_grad():
-            functional_call(target.module, (params, buffers), (x,))
-            each = {name: caught[name].transpose(0, 1).flatten(1) for name in hooks}
-            return {
-                n: (t.mean(dim=1), _deviation(t.var(dim=1))) for n, t in each.items()
-            }  # running_var is unbiased, too
-    finally:
-        for hook in hooks.values():
-            hook.remove()
+    names = list(names)
+    with ExitStack() as hooks, torch.enable_grad():
+        for name in names:
+            watch = target.module.get_submodule(name).register_forward_pre_hook
+            hooks.enter_context(watch(lambda _, inputs, name=name: caught.__setitem__(name, inputs[0])))
+        target.logits(x, params)
+        each = {name: caught[name].transpose(0, 1).flatten(1) for name in names}
+        return {n: (t.mean(dim=1), _deviation(t.var(dim=1))) for n, t in each.items()}  # running_var is unbiased, too
 
 
 def statistics_gap(target: Target, wanted: Statistics, x: Tensor) -> tuple[Tensor, Tensor]:
