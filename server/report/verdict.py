@@ -47,13 +47,14 @@ TONES: tuple[Tone, ...] = (
 Answer = tuple[Tone, str, str]
 CONSENTING = "at sites that let them be scored (--audit scores)"
 ALL_CONSENTING = "with every site of a sum letting its images be seen (--audit pictures)"
+TIME = "audit-seconds and portfolio.seconds: the smaller counts"
 NEXT: dict[Tone, str] = {
     "leak": "Do not run this setting on data that must stay with its owners. Train behind a defense with an ε, or with "
     "more images in every step, and attest that run; docs/choose.md has the choices with what each was measured at.",
     "traces": "Take what came through for known to the server. Lower it with a defense that has an ε, or keep updates "
     "away from one image in one step, and attest that run.",
     "unproven": "Repeat the audit until its controls succeed: more rounds, another attack, more time "
-    "(audit-seconds). Until then nothing is known, and nothing should rest on it.",
+    f"({TIME}). Until then nothing is known, and nothing should rest on it.",
     "silent": "Run again with audits: with audit-every at a round that the run reaches (1 audits every round), and "
     f"{CONSENTING}. Nothing is known of this run.",
     "clear": "Keep audits on in production, and attest again whenever data, model, attack or defense change.",
@@ -76,7 +77,7 @@ NEXT_UNDER_EPSILON = (
 UNDER_EPSILON: dict[Tone, str] = {
     "traces": NEXT_UNDER_EPSILON,
     "unproven": REST_ON_EPSILON + "today, repeat the audit until its controls succeed: more rounds, another attack, "
-    "more time (audit-seconds).",
+    f"more time ({TIME}).",
     "silent": REST_ON_EPSILON
     + "today, run again with audits: with audit-every at a round that the run reaches (1 audits "
     f"every round), and {CONSENTING}.",

@@ -13,7 +13,7 @@ from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.server.report.evidence import UNTRUE
 from prunella.server.report.state import RunState, run_state
-from prunella.server.report.verdict import NEXT, RunVerdict, Tone, judge
+from prunella.server.report.verdict import NEXT, UNDER_EPSILON, RunVerdict, Tone, judge
 from prunella.server.report.verdict import verdict as of_state
 from prunella.strategies.secure_sum.vector import NAME as SECURE_SUM
 from prunella.tasks.examples import Examples
@@ -258,6 +258,9 @@ def test_of_masked_sums_the_next_step_asks_for_the_consent_that_audits_of_them_n
 
 def test_every_tone_has_a_next_step_and_none_says_that_all_is_well() -> None:
     assert set(NEXT) == set(get_args(Tone))
+    more_time = [text for text in (*NEXT.values(), *UNDER_EPSILON.values()) if "more time" in text]
+    assert len(more_time) == 2, "of the default attack's two limits the smaller one counts"
+    assert all("audit-seconds" in text and "portfolio.seconds" in text for text in more_time)
     assert not [text for text in NEXT.values() if "safe" in text or "nothing to do" in text]
 
 
