@@ -123,8 +123,8 @@ def judge(points: Sequence[Point]) -> Judgement:
 
 COMMON: Settings = {"dataset": "digits", "model": "cnn", "known": 250, "victims": 100}
 X3 = declared(
-    """X3 | Prunella | README.md | a mask alone tells labels where it is chosen by gradients or by weights, and nothing
-    where it is random or hidden
+    """X3 | Prunella | docs/choose.md | a mask alone tells labels where it is chosen by gradients or by weights, and
+    nothing where it is random or hidden
     small: `cnn` on the digits, untrained, one image a client, 250 public images for the attacker and 100 victims a
     seed. LotteryFL: one class a client, which is the extreme case.
     * Chance is 0.1. `signs` is the positive control: the same classifier on the signs of the dense update.
