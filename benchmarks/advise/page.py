@@ -13,6 +13,7 @@ from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.benchmarks.advise.proposals import Question
 from prunella.benchmarks.advise.search import TIERS, Advice, Standing, front, lost, lost_interval
 from prunella.benchmarks.advise.words import SHOWN, command, headline, limits, reasons, unanswered, untried, worst_case
+from prunella.benchmarks.engine.plots import PAPERS
 from prunella.benchmarks.scenarios.standing import MOST, WITH_EPSILON, WITHOUT
 from prunella.core.files import write_json
 
@@ -123,7 +124,7 @@ def draw(found: Sequence[Standing], path: Path) -> None:
         "filled: an image was rebuilt, or nothing is known; diamonds: with an ε; thick: on the front", fontsize=9
     )
     axes.axvline(PSNR_FLOOR, color="grey", linestyle=":", zorder=0)
-    axes.annotate(f" {PSNR_FLOOR:.0f} dB: rebuilt", (PSNR_FLOOR, 0.01), xycoords=("data", "axes fraction"), fontsize=7)
+    axes.annotate(f" {PAPERS}", (PSNR_FLOOR, 0.01), xycoords=("data", "axes fraction"), fontsize=7)
     axes.set_xlabel(f"worst case, PSNR in dB (at most {MOST:.0f}): less leaks less", fontsize=9)
     axes.set_ylabel("accuracy", fontsize=9)
     axes.grid(alpha=0.3)

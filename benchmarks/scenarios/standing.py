@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.benchmarks.engine.claim import Point
-from prunella.benchmarks.engine.plots import FLOOR, FRONT, front, save
+from prunella.benchmarks.engine.plots import FLOOR, FRONT, PAPERS, front, save
 from prunella.benchmarks.papers.defended import TRAINING
 from prunella.benchmarks.scenarios.meeting import MATCHING, MEAN
 
@@ -152,7 +152,7 @@ def table(points: Sequence[Point]) -> str:
 
 def _floors(axes: Any, points: Sequence[Point], scenario: str) -> None:
     """What counts as rebuilt, and the best picture that needs no update."""
-    axes.axvline(PSNR_FLOOR, color="grey", linestyle=":", label=f"{PSNR_FLOOR:.0f} dB: rebuilt", zorder=0)
+    axes.axvline(PSNR_FLOOR, color="grey", linestyle=":", label=PAPERS, zorder=0)
     blind = [p.mean("psnr") for p in points if p.label[0] == scenario and p.label[3] == MEAN]
     if blind:
         axes.axvline(statistics.fmean(blind), **FLOOR, linestyle="--", label=f"{MEAN}, no update")

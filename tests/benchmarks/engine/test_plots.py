@@ -75,7 +75,7 @@ def test_floors_are_labelled_lines() -> None:
     found = [point("cnn", rate, "ig", psnr=9.0, nmi=0.5, nmi_random=0.1) for rate in ("0.1", "0.5")]
     found.append(point("cnn", "0.1", "class mean", psnr=13.0))
     above, below = shown(Plot(("psnr", "nmi")), found)
-    assert {"20 dB: rebuilt", "class mean"} <= set(named(above)) and "noise" in named(below)
+    assert {"20 dB: rebuilt, in papers", "class mean"} <= set(named(above)) and "noise" in named(below)
     assert len(above.patches) == 2 and "class mean" not in named(below)  # a line and no bar
     _, below = shown(Plot(("psnr", "nmi"), x=1, x_name="rate"), found)
     assert "noise" in named(below)
