@@ -24,8 +24,8 @@ other    the same reconstruction, in place of the truth paired in the same way w
          other people's, of the same classes (``attacks.score.gallery``): the worst pair of 32 draws, so that without a
          leak the worst pair of the truth is above it in one of 33 audits. AMI, which is slow, of the pairs of highest
          NMI only. Beside it, and without a gallery alone: the worst pair where no reconstruction may be paired with its
-         own image again, nor with a twin of it. One image without a gallery has none (None): what another image would
-         have scored is not known.
+         own image again, nor with a twin of it or another crop of the same picture. One image without a gallery has
+         none (None): what another image would have scored is not known.
 blind    the worst pair of the best picture that needs no update: the mean of each image's class in the gallery, that of
          all classes, or ``prior``, such as a mean of public images. None without any of these.
 
@@ -47,7 +47,7 @@ from torch import Tensor
 
 from prunella.attacks.score.gallery import Gallery, Recognition, same_pictures
 from prunella.attacks.score.information import information, normalised
-from prunella.attacks.score.likeness import Pairs, contrast_free, correlations, least, squared_errors
+from prunella.attacks.score.likeness import Pairs, contrast_free, correlations, least, moved_pictures, squared_errors
 from prunella.attacks.score.nearest import by_chance, identifiable, noise_beside
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
@@ -308,7 +308,7 @@ def _compare(
     costs = cost(real, guess)
     own = least(costs)
     against = [] if null is None or others is None else [(others.x[null[:, 0]], guess[null[:, 1]])]
-    if inside := among_others(costs, own, same_pictures(real, real)):
+    if inside := among_others(costs, own, same_pictures(real, real) | moved_pictures(real)):
         against.append(paired(real, guess, inside))
     together = (torch.cat([t for t, _ in against]), torch.cat([g for _, g in against])) if against else None
     return _Comparison(paired(real, guess, own), match(noise), together, [match(x) for x in blind])

@@ -13,6 +13,8 @@ from torch.nn.functional import adaptive_avg_pool2d, affine_grid, grid_sample
 
 Pairs = tuple[tuple[int, int], ...]
 _TURNS = (0, 15, -15, 30, -30, 45, -45)  # degrees
+_CROPS = 0.99  # correlation from which a moved picture is the same: ``attacks.score.gallery.TWIN``
+_SMALL = 12  # pixels a side: smaller images may be alike by chance
 _ALIGNED = 16  # pixels a side at which images are aligned: what is left of a picture that can be told from another
 
 
@@ -73,6 +75,24 @@ def alignments(a: Tensor, b: Tensor) -> Tensor:
                 shifted = torch.fft.irfft2((spectra * one.conj()).sum(1), s=size)
                 best[:, column] = torch.maximum(best[:, column], shifted.flatten(1).abs().max(1).values)
     return best.clamp_max(1)
+
+
+def moved_pictures(x: Tensor) -> Tensor:
+    """Whether two images of a batch are crops of one picture, [N, N]: a shift makes them correlate above ``_CROPS``.
+    Images are averaged down to 32 pixels a side first; smaller ones than ``_SMALL`` are not asked.
+
+    >>> x = torch.rand(2, 1, 14, 14)
+    >>> moved_pictures(torch.cat([x, x[:1].roll((2, 1), (2, 3))])).int().tolist()
+    [[1, 0, 1], [0, 1, 0], [1, 0, 1]]
+    """
+    if min(x.shape[2:]) < _SMALL:
+        return torch.eye(len(x), dtype=torch.bool)
+    small = adaptive_avg_pool2d(x.float(), (min(2 * _ALIGNED, x.shape[2]), min(2 * _ALIGNED, x.shape[3])))
+    spectra, best = torch.fft.rfft2(_unit(small)), torch.eye(len(x))
+    for column, one in enumerate(spectra):
+        shifted = torch.fft.irfft2((spectra * one.conj()).sum(1), s=small.shape[2:]).flatten(1)
+        best[:, column] = torch.maximum(best[:, column], shifted.abs().max(1).values.cpu())
+    return best > _CROPS
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
+from torch.nn.functional import avg_pool2d, interpolate, pad
 
 from prunella.attacks.score.gallery import Gallery
 from prunella.attacks.score.leakage import (
@@ -19,6 +20,7 @@ from prunella.attacks.score.leakage import (
     score,
     ssim,
 )
+from prunella.attacks.score.level import level
 from prunella.core.errors import AttackError
 from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.tasks.examples import Examples
@@ -268,3 +270,23 @@ def test_label_accuracy_is_the_naive_count(seed: int) -> None:
         if label in left:
             left.remove(label)
     assert label_accuracy(truth, guess) == (len(truth) - len(left)) / len(guess)
+
+
+def large(rows: list[int]) -> torch.Tensor:
+    """Digits at 24 pixels a side with a black margin of 4."""
+    x = torch.tensor(load_digits().images[rows], dtype=torch.float32)[:, None] / 16
+    return pad(interpolate(x, scale_factor=2, mode="bilinear"), (4, 4, 4, 4))
+
+
+def test_another_crop_of_the_same_picture_is_no_other_image() -> None:
+    picture, foreign = large([3]), large([5])
+    crops = torch.cat([picture.roll((1, -1), (2, 3)), picture.roll((-1, 1), (2, 3))])
+    noise = 0.11 * torch.randn(crops.shape, generator=torch.Generator().manual_seed(0))
+    blurred = avg_pool2d(crops, 3, 1, 1)
+    for guess in ((crops + noise).clamp(0, 1), blurred):
+        found = scored(guess, crops).to_dict()
+        assert found["psnr"]["worst"] > 18 and found["psnr"]["other"] is None and level({"scores": found}) == "rebuilt"
+    assert level({"scores": scored(foreign.expand_as(crops), crops).to_dict()}) != "rebuilt"
+    two = torch.cat([picture, foreign])
+    beside = scored((two + noise).clamp(0, 1), two).to_dict()
+    assert beside["psnr"]["other"] is not None and beside["psnr"]["worst"] > beside["psnr"]["other"]
