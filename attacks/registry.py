@@ -27,6 +27,7 @@ from prunella.attacks import (
     rob,
     rog,
     scale_mia,
+    seer,
     spear,
     unrolling,
 )
@@ -123,6 +124,12 @@ ATTACKS: dict[str, Attack] = {
     ),
     "fishing": Attack(
         fishing.Fishing, fishing.reconstruct, "active; silences all classes but one; one step", adaptive=True
+    ),
+    "seer": Attack(
+        seer.Seer,
+        seer.reconstruct,
+        "active; plants weights that single an image out for a secret decoder; public images",
+        ready=seer.ready,
     ),
     "ggl": Attack(
         ggl.Ggl,

@@ -33,18 +33,18 @@ def save_prior(path: Path, kind: str, network: nn.Module, shape: Shape, sizes: d
     write_tree(path, dict(network.state_dict()), {"prior": json.dumps(about)})
 
 
-def read_prior(path: str, kind: str, shape: Shape) -> tuple[Tree, dict[str, int]]:
-    """The weights and sizes of a prior for attack ``kind`` on images of ``shape``."""
+def read_prior(path: str, kind: str, shape: Shape, maker: str = "") -> tuple[Tree, dict[str, int]]:
+    """The weights and sizes of a prior for attack ``kind`` on images of ``shape``. ``maker`` makes such files."""
+    maker = maker or f"'prunella prior {kind}'"
+    made = f"make one with {maker} and name it with -c {kind}.prior=FILE"
     if not path:
-        raise AttackError(f"{kind} needs a network learnt from public images: make one with 'prunella prior {kind}' "
-                          f"and name it with -c {kind}.prior=FILE")  # fmt: skip
+        raise AttackError(f"{kind} needs a network learnt from public images: {made}")
     name = Path(path).name
     try:
         tree, metadata = read_tree(Path(path))
         about = json.loads(metadata.get("prior", "null"))
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
         why = "no such file" if isinstance(error, FileNotFoundError) else "another kind of file, or a damaged one"
-        made = f"make one with 'prunella prior {kind}' and name it with -c {kind}.prior=FILE"
         raise AttackError(f"{name} is not a readable prior ({why}): {made}") from None
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise AttackError(f"{name} is a safetensors file, but not a {FORMAT}")

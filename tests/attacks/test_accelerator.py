@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import interpolate
 
-from prunella.attacks import ATTACKS, ggl, portfolio, rog
+from prunella.attacks import ATTACKS, ggl, portfolio, rog, seer
 from prunella.attacks.denoise import Channel, Denoise
 from prunella.attacks.engine.inversion import Inversion, reconstruct
 from prunella.attacks.engine.local_steps import linearised
@@ -82,7 +82,12 @@ def settings_of(name: str, folder: Path, public: PrivateBatch) -> Any:
         ggl.save(folder / "ggl", ggl.train(public, 10, stream(0, purpose="prior"), epochs=1, latent=4))
     if name == "rog":
         rog.save(folder / "rog", rog.train(public.x, stream(0, purpose="prior"), epochs=1))
-    return dataclasses.replace(settings, **changes, **({"prior": str(folder / name)} if name in ("ggl", "rog") else {}))
+    if name == "seer":
+        task, planting = Task("cnn", (1, 8, 8), 10), seer.Planting(batch=4, steps=1, width=8)
+        shown, draw = Examples(public.x, public.y), stream(0, purpose="prior")
+        seer.save(folder / "seer", seer.plant(task.build(), initial(task, 0)[0], shown, draw, planting)[1])
+    learnt = {"prior": str(folder / name)} if name in ("ggl", "rog", "seer") else {}
+    return dataclasses.replace(settings, **changes, **learnt)
 
 
 @dataclasses.dataclass
