@@ -1,6 +1,6 @@
 """Every notebook of ``examples/`` runs to its end in a folder of its own, and still says what is stored in it.
 
-After a change: ``jupyter nbconvert --to notebook --execute --inplace examples/*.ipynb``, and look at each.
+After a change: ``jupyter execute --inplace examples/*.ipynb``, and look at each.
 """
 
 import json
