@@ -9,6 +9,8 @@ step cost 20 dB. So
 1. ``CANDIDATES`` whose predicate holds are asked: those that solve in full, those that descend as scouts, a few short
    descents each, until one explains the update. Scouts take the likeliest labels; where one image's label is open and
    none explains the update, the plain attack tries the others, as it does by itself;
+   Where none explains an update of one image that nothing defends, it is read as of a client with another loss than
+   cross-entropy, or that sent only what moved (``engine.readings``);
 2. where several images' labels are open, ``engine.label_search`` looks for the right one of each image and step, with
    a ``shadow``, whose images are public, in their principal components;
 3. with a ``shadow``, images are sought in these components under the best labels found, from a new start;
@@ -59,13 +61,14 @@ from prunella.attacks.engine.choice import AS_WELL, Gain, Gains, best_of, chosen
 from prunella.attacks.engine.descent import optimizer_name
 from prunella.attacks.engine.inversion import EXPLAINED
 from prunella.attacks.engine.latent import PIXELS, Latent
+from prunella.attacks.engine.otherwise import attempted, read_otherwise
 from prunella.attacks.engine.parts import IN_PART, alone, forked, only_part, with_parts
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.attacks.rehearsal import mean_psnr, played, scored
 from prunella.attacks.score.control import PSNR_FLOOR
 from prunella.core.config import Count, Positive
-from prunella.core.errors import AttackError, DefenseError
+from prunella.core.errors import AttackError
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
 
@@ -123,16 +126,8 @@ LEARNT = (
 )
 """Those that learn from a shadow, asked where no candidate explains the update, or the images were noisy. Their
 objective is the mean squared error on public images that they did not learn from."""
+PLAINLY = ("april", "representation", PLAIN.name)  # asked where an update is read otherwise than the view says
 WEAK = (Candidate("sgi", lambda setting: True),)
-
-
-def attempted(attempt: Callable[[], list[Found]]) -> list[Found]:
-    """What an attempt finds; nothing where it cannot be made or diverges."""
-    try:
-        return attempt()
-    # The last two: a decomposition that fails, memory that is not there, a layer that keeps its weights elsewhere.
-    except (AttackError, DefenseError, RuntimeError, LookupError):
-        return []
 
 
 def done(case: Case, found: Sequence[Found]) -> bool:
@@ -294,6 +289,8 @@ def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None, l
     share = 0.15 if case.setting.open_labels else 0.3
     case.parts += attempted(lambda: alone(case, _ONE))  # first: what is asked before may take all the time there is
     found, gains = explore(case, candidates, share), dict[Key, Gain]()
+    plainly = [each for each in candidates if each.name in PLAINLY]
+    found = read_otherwise(case, found, lambda other: explore(other, plainly, share))
     if shadow is not None and case.setting.disturbed and settled(found, case.doubted):
         case.ambiguous = not confirmed(case, candidates, shadow)
         found += explore(case, candidates, share) if case.ambiguous else []

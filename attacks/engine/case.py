@@ -4,10 +4,11 @@ Candidates of a portfolio (``attacks.portfolio``) are judged without the truth, 
 arrived (``held_out``); those that descend do not see it. Errors: ``AttackError``, as the candidates raise it.
 """
 
+import copy
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,7 +21,9 @@ from prunella.attacks.engine.label_search import Budget, search
 from prunella.attacks.engine.latent import PIXELS, Latent
 from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import Target, determined, of_images, target_of
+from prunella.attacks.engine.objectives import split
 from prunella.attacks.engine.others import OtherImages, missed, others_of
+from prunella.attacks.engine.readings import readings
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.core.errors import AttackError
@@ -167,6 +170,7 @@ class Case:
         self.fitted, self.judged = held_out(whole, task, generator)
         self.passes = sum(len(rows) for rows in whole.plan.batches)  # images that pass the model in an evaluation
         self.budget = budget or Budget(max(MOST, attack.passes // self.passes), end=end)
+        self.how = ""  # the update is read, where that is not as the view says (``attacks.engine.readings``)
         self.parts: list[Found] = []  # answers of fewer images than were used (``attacks.engine.parts``)
 
     @property
@@ -177,6 +181,30 @@ class Case:
     def doubted(self) -> bool:
         """What explains the update need not be what the client holds."""
         return self.ambiguous or self.setting.noisy_images
+
+    def otherwise(self) -> "Iterator[Case]":
+        """The same update, of one image that nothing defends, as it may be read where the client does not do what the
+        view says."""
+        if not self.setting.single or self.setting.disturbed or not matchable(self.setting):
+            return
+        whole = self.setting.target
+        for how, target in readings(whole, torch.full((1, *self.task.shape), 0.5, device=whole.flat.device)).items():
+            view = self.view
+            if target.slope is not None:  # no label is looked for, and where one has to be named it is the likeliest
+                view = dataclasses.replace(view, labels=target.slope.argmin(1).cpu())
+            if target.support is not None:
+                shared = {name: seen != 0 for name, seen in split(target.support, target.params).items()}
+                view = dataclasses.replace(view, shared=shared)
+            case = copy.copy(self)
+            case.how, case.view, case.setting = how, view, ViewSetting(view, target)
+            case.ambiguous = not determined(view, self.task, self.images)
+            case.fitted, case.judged = held_out(target, self.task, self.generator)
+            yield case
+
+    def adopt(self, other: "Case") -> None:
+        """Read the update as ``other`` does."""
+        self.how, self.view, self.setting, self.ambiguous = other.how, other.view, other.setting, other.ambiguous
+        self.fitted, self.judged = other.fitted, other.judged
 
     def iterations(self, share: float, most: int) -> int:
         """How many iterations that share of the budget pays for."""
@@ -192,6 +220,7 @@ class Case:
     def found(self, name: str, answer: Reconstruction, settings: Inversion | None, much: float) -> Found:
         """An answer of all images, or of fewer, that misses so much, held against other images."""
         others = OtherImages()
+        name = name if not self.how or name.endswith(self.how) else f"{name}, {self.how}"
         if much <= _TELLING and answer.y is not None and bool(torch.isfinite(answer.x).all()):
             whole = len(answer.x) == self.images
             target = self.judged if whole else of_images(self.judged, len(answer.x))

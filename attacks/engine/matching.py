@@ -55,7 +55,8 @@ class Target:
     """The problem an attack solves. ``flat`` is the target gradient, zero outside ``support`` (None: all compared).
 
     ``network``: the module with its derivatives by hand, None where only autograd knows them. ``bf16``: convolutions,
-    and under autograd matrix products, in bfloat16."""
+    and under autograd matrix products, in bfloat16. ``slope`` [N, K]: the loss gradient at the logits, where it takes
+    the place of cross-entropy's (``engine.readings``)."""
 
     module: nn.Module
     params: Tree
@@ -66,6 +67,7 @@ class Target:
     plan: TrainingPlan
     network: Network | None = None
     bf16: bool = False
+    slope: Tensor | None = None
 
     def logits(self, x: Tensor, params: Tree | None = None) -> Tensor:
         """What the model makes of x, under its own weights or these. The buffers stay as they are."""
@@ -206,12 +208,12 @@ def target_of(view: ServerView, module: nn.Module, mask_aware: bool, max_images:
 
 
 def step_gradient(target: Target, params: Tree, x: Tensor, y: Tensor, graph: bool = True) -> Tree:
-    """Gradient of the mean cross-entropy at ``params``; with its ``graph`` differentiable in x, y (labels or
-    probabilities) and params."""
+    """Gradient of the mean cross-entropy, or of the loss of the target's ``slope``, at ``params``; with its ``graph``
+    differentiable in x, y (labels or probabilities) and params."""
     # Fused attention has no second derivative.
     with sdpa_kernel(SDPBackend.MATH), torch.autocast(x.device.type, torch.bfloat16, enabled=target.bf16):
         logits = target.logits(x, params)
-    loss = cross_entropy(logits.to(x.dtype), y)
+    loss = cross_entropy(logits.to(x.dtype), y) if target.slope is None else (logits * target.slope).sum()
     gradients = torch.autograd.grad(loss, list(params.values()), create_graph=graph, materialize_grads=True)
     return dict(zip(params, gradients, strict=True))
 

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch.nn.functional import cosine_similarity
 
+from prunella.attacks.engine.matching import target_of
+from prunella.attacks.engine.others import missed
+from prunella.attacks.engine.readings import readings
 from prunella.attacks.score.level import LEGIBLE, level
 from prunella.core.trees import Tree, apply_mask, full_mask, scale, subtract
 from prunella.core.types import PrivateBatch, ServerView
@@ -58,8 +61,9 @@ def matched_view(task: Task, view: ServerView, batches: Sequence[PrivateBatch]) 
 
 def made_by(task: Task, view: ServerView, truth: PrivateBatch) -> bool | None:
     """Whether training on ``truth`` gives the undefended update of ``view``, by its direction: with other images, such
-    as the same before they were augmented, what an attack finds of the client's is unlike them. None where it cannot be
-    known: behind a defense, of steps that nobody counted, and of a model that draws at random."""
+    as the same before they were augmented, what an attack finds of the client's is unlike them. One image may have been
+    trained on under any loss, and what it sent may be a part. None where it cannot be known: behind a defense, of steps
+    that nobody counted, and of a model that draws at random."""
     if not set(view.defenses) <= {"none"} or not len(truth.y) or view.steps is None:
         return None
     size = min(view.batch_size or len(truth.y), len(truth.y))
@@ -74,4 +78,9 @@ def made_by(task: Task, view: ServerView, truth: PrivateBatch) -> bool | None:
     )
     if float(cosine_similarity(once, again, 0)) < _SAME:
         return None
-    return float(cosine_similarity(once, seen, 0)) >= (_SAME if len(batches) == 1 else _AGREES)
+    if float(cosine_similarity(once, seen, 0)) >= (_SAME if len(batches) == 1 else _AGREES):
+        return True
+    if view.images_used != 1 or len(truth.y) != 1:
+        return False
+    read = readings(target_of(view, task.build(), True, 1), truth.x).values()
+    return any(missed(target, truth.x, truth.y) <= 1 - _SAME for target in read)

@@ -14,6 +14,7 @@ from prunella.attacks.engine.case import noisy_images
 from prunella.attacks.engine.inversion import Inversion, explained
 from prunella.attacks.engine.matching import determined
 from prunella.attacks.engine.others import as_near
+from prunella.attacks.engine.readings import ANY_LOSS, MOVED
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.attacks.score.control import PSNR_FLOOR, rebuilt_control
@@ -95,7 +96,8 @@ def others_explain(view: ServerView, task: Task, found: Reconstruction, explaine
     no guess at the update."""
     if not determined(view, task, len(found.x)):
         return True
-    told = found.found_by in (SQUARES, STATISTICS)
+    otherwise = bool(explained) and (found.found_by or "").endswith((ANY_LOSS, MOVED))  # not as the view says
+    told = found.found_by in (SQUARES, STATISTICS) or otherwise
     return not told and Fit(explained, found.fit).near and as_near(view, task, found)
 
 

@@ -16,6 +16,7 @@ from prunella.strategies.round.local import Procedure, Received, local_update
 from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Sgd, loss_and_gradient
+from tests.attacks.engine.test_readings import UNLIKE, view_of
 
 
 def rebuilt(task: Task, state: tuple[Tree, Tree], truth: PrivateBatch, attack: Inversion, seed: int = 0) -> Leakage:
@@ -101,3 +102,12 @@ def test_an_update_is_of_the_images_whose_training_gives_it(task, fresh, batch) 
     assert made_by(task, still, PrivateBatch(truth.x.flip(-1), truth.y)) is False
     assert made_by(task, dataclasses.replace(view, update=zeros_like(view.update)), truth) is None
     assert made_by(coded, undefended_view(coded, *initial(coded, 0), truth), truth) is None
+
+
+@pytest.mark.parametrize("loss", UNLIKE)
+def test_one_image_made_an_update_whatever_its_loss(task, batch, loss) -> None:
+    own, other = batch(0, 1), batch(1, 1)
+    view = view_of(task, own.x, own.y, loss)
+    assert made_by(task, view, own) is True
+    assert made_by(task, view, PrivateBatch(other.x, own.y)) is False
+    assert made_by(task, view, PrivateBatch(own.x.flip(-1), own.y)) is False

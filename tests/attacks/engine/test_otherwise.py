@@ -1,0 +1,47 @@
+"""The portfolio rebuilds one image whose client had another loss or sent less, and takes no reading that explains
+nothing."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from prunella.attacks.engine.readings import ANY_LOSS, MOVED
+from prunella.attacks.engine.resume import ResumeStore
+from prunella.attacks.portfolio import Portfolio, reconstruct
+from prunella.attacks.score.leakage import psnr
+from prunella.attacks.score.level import FITTED
+from prunella.core.randomness import stream
+from prunella.server.audit.attempt import Order, attempt
+from prunella.tasks.task import Task
+from tests.attacks.engine.test_readings import UNLIKE, Loss, largest, several_labels, view_of
+
+SHORT = Portfolio(passes=1000, seconds=60.0)
+
+
+@pytest.mark.parametrize("loss", UNLIKE)
+def test_the_portfolio_rebuilds_it_and_calls_it_explained(task: Task, batch, loss: Loss) -> None:  # noqa: ANN001
+    own = batch(0, 1)
+    order = Order("portfolio", SHORT, stream(0, purpose="attack"))
+    found = attempt(view_of(task, own.x, own.y, loss), task, order, ResumeStore())
+    assert psnr(own.x, found.rebuilt.x)[0] > 30 and found.explained
+    assert found.rebuilt.fit is not None and found.rebuilt.fit <= FITTED
+    assert str(found.rebuilt.found_by).endswith(ANY_LOSS)
+
+
+def test_what_an_app_did_not_send_is_no_zero_to_the_portfolio(task: Task, batch) -> None:  # noqa: ANN001
+    own = batch(0, 1)
+    found = reconstruct(largest(view_of(task, own.x, own.y)), task, SHORT, stream(0, purpose="attack"))
+    assert psnr(own.x, found.x)[0] > 30 and str(found.found_by).endswith(MOVED)
+
+
+def test_an_update_that_no_image_made_is_not_explained_either_way(task: Task, batch) -> None:  # noqa: ANN001
+    own = batch(0, 1)
+    view = view_of(task, own.x, own.y, several_labels)
+    drawn = {name: torch.randn(t.shape, generator=stream(1, purpose=name)) for name, t in view.update.items()}
+    order = Order("portfolio", replace(SHORT, passes=400), stream(0, purpose="attack"))
+    found = attempt(replace(view, update=drawn), task, order, ResumeStore())
+    assert not found.explained and found.rebuilt.objective > FITTED
+    several = replace(view_of(task, batch(0, 2).x, batch(0, 2).y), num_examples=2, batch_size=2)
+    plain = reconstruct(several, task, replace(SHORT, passes=400), stream(0, purpose="attack"))
+    assert not str(plain.found_by).endswith((ANY_LOSS, MOVED)), "of several images no slope is told"
