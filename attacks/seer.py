@@ -39,6 +39,7 @@ from prunella.attacks.engine.matching import check_view, target_gradient
 from prunella.attacks.engine.prior_file import filled, read_prior, save_prior
 from prunella.core.config import Count, Positive
 from prunella.core.errors import AttackError
+from prunella.core.global_draws import draws_from
 from prunella.core.trees import Tree
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.examples import Examples
@@ -98,7 +99,7 @@ def brightness(x: Tensor) -> Tensor:
     return x.mean(dim=(1, 2, 3))
 
 
-def first_linear(module: nn.Module) -> str:
+def layer_read(module: nn.Module) -> str:
     """The name of the layer whose gradient is read."""
     name: str | None = next((name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)), None)
     if name is None:
@@ -109,12 +110,9 @@ def first_linear(module: nn.Module) -> str:
 def mapped_gradients(module: nn.Module, params: Tree, decoder: Decoder, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The map of each example's gradient [N, rows, in] and the mean cross-entropy, differentiable in all."""
     seen: list[tuple[Tensor, Tensor]] = []
-    layer = module.get_submodule(first_linear(module))
-    hook = layer.register_forward_hook(lambda _, inputs, out: seen.append((inputs[0], out)))
-    try:
+    layer = module.get_submodule(layer_read(module))
+    with layer.register_forward_hook(lambda _, inputs, out: seen.append((inputs[0], out))):
         loss = cross_entropy(functional_call(module, params, (x,)), y, reduction="sum")
-    finally:
-        hook.remove()
     if len(seen) != 1 or seen[0][0].ndim != 2:
         raise AttackError("seer reads a linear layer that is given one row for an image")
     ((inputs, out),) = seen
@@ -138,10 +136,9 @@ def plant(
     chosen, others = (value > cut).nonzero().flatten(), (value <= cut).nonzero().flatten()
     if len(chosen) < 2 or len(others) < planting.batch:
         raise AttackError(f"{len(public)} public images are too few for batches of {planting.batch}")
-    outputs, inputs = params[f"{first_linear(module)}.weight"].shape
+    outputs, inputs = params[f"{layer_read(module)}.weight"].shape
     shape: Shape = tuple(public.x.shape[1:])  # type: ignore[assignment]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**31, (1,), generator=generator)))
+    with draws_from(int(torch.randint(2**31, (1,), generator=generator))):
         decoder = Decoder(shape, outputs, inputs, planting.rows, planting.width)
     decoder.cut.fill_(cut)
     leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
@@ -182,7 +179,7 @@ def load(attack: Seer, task: Task) -> Decoder:
     """The decoder for this task's images and model. Raises ``AttackError``."""
     tree, sizes = read_prior(attack.prior, NAME, task.shape, _MAKER)
     module = task.structure()
-    weight = dict(module.named_parameters())[f"{first_linear(module)}.weight"]
+    weight = dict(module.named_parameters())[f"{layer_read(module)}.weight"]
     fits = sizes.keys() == {"outputs", "inputs", "rows", "width"}
     if not fits or [sizes["outputs"], sizes["inputs"]] != list(weight.shape):
         raise AttackError(f"{Path(attack.prior).name} is a decoder for another model than {task.model}")
@@ -198,7 +195,7 @@ def reconstruct(view: ServerView, task: Task, attack: Seer, generator: Generator
     """The image [1, C, H, W] with the property, without a label."""
     module = task.build()
     check_view(view, module)
-    gradient = target_gradient(view)[f"{first_linear(module)}.weight"]
+    gradient = target_gradient(view)[f"{layer_read(module)}.weight"]
     decoder = load(attack, task).to(gradient.device)
     mapped = decoder.secret @ gradient
     if not bool(mapped.any()):

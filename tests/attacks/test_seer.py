@@ -17,7 +17,7 @@ from prunella.attacks.seer import (
     Planting,
     Seer,
     brightness,
-    first_linear,
+    layer_read,
     load,
     mapped_gradients,
     plant,
@@ -118,10 +118,9 @@ def loudness(params: Tree, own: Examples, value: Tensor) -> float:
     layer's loss gradients in which those with the largest eighth of it are loudest, how many times as loud they are.
     Half of the examples choose the direction, the others answer."""
     module, seen = TASK.build(), list[Tensor]()
-    hook = module.get_submodule(first_linear(module)).register_forward_hook(lambda _, __, out: seen.append(out))
     leaves = {name: p.clone().requires_grad_() for name, p in params.items()}
-    loss = cross_entropy(functional_call(module, leaves, (own.x,)), own.y, reduction="sum")
-    hook.remove()
+    with module.get_submodule(layer_read(module)).register_forward_hook(lambda _, __, out: seen.append(out)):
+        loss = cross_entropy(functional_call(module, leaves, (own.x,)), own.y, reduction="sum")
     (slope,) = torch.autograd.grad(loss, seen)
     top, chooses = value > value.quantile(1 - 1 / BATCH), torch.arange(len(value)) % 2 == 0
     a, b = (slope[chooses & which].T @ slope[chooses & which] / int(which.sum()) for which in (top, ~top))
@@ -165,7 +164,7 @@ def test_the_map_of_single_examples_adds_up_to_that_of_the_gradient(planted, hel
     params = {name: p.clone().requires_grad_() for name, p in planted.params.items()}
     mapped, _ = mapped_gradients(module, params, planted.decoder, truth.x, truth.y)
     view = undefended_view(TASK, planted.params, {}, truth)
-    gradient = view.update[f"{first_linear(module)}.weight"] / -(view.learning_rate or 1.0)
+    gradient = view.update[f"{layer_read(module)}.weight"] / -(view.learning_rate or 1.0)
     torch.testing.assert_close(mapped.detach().mean(dim=0), planted.decoder.secret @ gradient, atol=1e-5, rtol=1e-3)
 
 
@@ -207,4 +206,4 @@ def test_what_cannot_be_read_or_planted_is_said(planted, held) -> None:
     with pytest.raises(AttackError, match="one row for an image"):
         plant(tokens, weights, public, draw, Planting(batch=4, steps=1, width=8))
     with pytest.raises(AttackError, match="needs a linear layer"):
-        first_linear(nn.Conv2d(1, 1, 1))
+        layer_read(nn.Conv2d(1, 1, 1))
