@@ -92,12 +92,7 @@ def coordinates(public: Examples, task: Task, attack: Components, generator: Gen
 
 
 def matched(
-    target: Target,
-    attack: Components,
-    latent: Latent,
-    z: Tensor,
-    labels: Tensor,
-    resume: ResumeStore | None = None,
+    target: Target, attack: Components, latent: Latent, z: Tensor, labels: Tensor, resume: ResumeStore | None = None
 ) -> Reconstruction:
     """What a descent from each of z [S, N, C, H, W] with labels [S, N] comes to; the best, in [0, 1]."""
     found = search_latent(target, attack, latent, z.to(target.flat.device), labels, resume)

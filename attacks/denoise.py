@@ -32,13 +32,7 @@ from torch import Generator, Tensor
 from prunella.attacks.engine.folded import evaluator as folded_evaluator
 from prunella.attacks.engine.folded import foldable
 from prunella.attacks.engine.image_priors import into_box
-from prunella.attacks.engine.inversion import (
-    Inversion,
-    descend_alone,
-    descend_together,
-    evaluator,
-    first_guess,
-)
+from prunella.attacks.engine.inversion import Inversion, descend_alone, descend_together, evaluator, first_guess
 from prunella.attacks.engine.matching import target_of
 from prunella.attacks.engine.shadow import Shadow
 from prunella.attacks.engine.signals import likely_labels

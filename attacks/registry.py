@@ -205,8 +205,6 @@ class Probe(NamedTuple):
     threat: str
 
 
-PROBES: dict[str, Probe] = {
-    "mia": Probe(mia.Mia, mia.infer, "white box; knows some members and some outsiders"),
-}
+PROBES: dict[str, Probe] = {"mia": Probe(mia.Mia, mia.infer, "white box; knows some members and some outsiders")}
 
 SECTIONS: dict[str, type] = {name: line.settings for lines in (ATTACKS, PROBES) for name, line in lines.items()}

@@ -22,14 +22,7 @@ import torch
 from torch import Generator, Tensor
 
 from prunella.attacks.engine.adapted import AdaptedTarget, evaluator
-from prunella.attacks.engine.inversion import (
-    Guess,
-    Inversion,
-    descend_alone,
-    descents,
-    first_guess,
-    labels_to_try,
-)
+from prunella.attacks.engine.inversion import Guess, Inversion, descend_alone, descents, first_guess, labels_to_try
 from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import Target, target_of
 from prunella.attacks.engine.objectives import cosine, flatten, split

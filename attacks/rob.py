@@ -119,11 +119,7 @@ class Imprint(nn.Module):
 
 
 def imprinted(
-    base: str,
-    brightness: tuple[float, float] | None = None,
-    gain: float = 1.0,
-    rows: Rows = PLAIN,
-    bins: int = BINS,
+    base: str, brightness: tuple[float, float] | None = None, gain: float = 1.0, rows: Rows = PLAIN, bins: int = BINS
 ) -> Builder:
     """The builder of ``base`` behind an imprint module for images of this (mean, deviation) of the mean pixel."""
 

@@ -51,16 +51,7 @@ from prunella.core.untrusted import plain_records
 from prunella.flower import legacy
 from prunella.flower.aligned import aligned_state, proposal, read_locations
 from prunella.flower.answers import check_answer, check_floats, twins
-from prunella.flower.arrays import (
-    EXAMPLES,
-    MARK,
-    as_record,
-    close_answer,
-    is_buffer,
-    is_coded,
-    marker,
-    whole,
-)
+from prunella.flower.arrays import EXAMPLES, MARK, as_record, close_answer, is_buffer, is_coded, marker, whole
 from prunella.flower.handled import (
     HANDLED,
     Handled,

@@ -21,12 +21,7 @@ HOW = "protected(msg, context, model, accuracy=test), where test(model) is the s
 
 
 def begin_scheme(
-    work: Handled,
-    model: nn.Module,
-    params: Parameters,
-    received: Tree,
-    mask: Mask,
-    accuracy: Accuracy | None,
+    work: Handled, model: nn.Module, params: Parameters, received: Tree, mask: Mask, accuracy: Accuracy | None
 ) -> Mask:
     """Set ``work.local`` up, and put the weights into ``params`` that training starts from, where the scheme chooses
     them. ``received`` and ``mask`` are those of ``params``; returns the mask to train under."""

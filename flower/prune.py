@@ -49,13 +49,7 @@ from torch import Tensor, nn
 from prunella.core.errors import ConfigError, WireError
 from prunella.core.trees import Mask, Tree, apply_mask, count, full_mask, size
 from prunella.flower.aligned import Aligned
-from prunella.flower.arrays import (
-    MARK,
-    fits,
-    is_coded,
-    open_answer,
-    whole,
-)
+from prunella.flower.arrays import MARK, fits, is_coded, open_answer, whole
 from prunella.flower.central import refuse_beside, wrapper_around, wrapper_inside
 from prunella.flower.layer import Layer, Trained, countable, fill, no_count, of_one_form
 from prunella.flower.nodes import KnownNodes, masked

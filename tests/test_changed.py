@@ -37,10 +37,7 @@ def test_of_what_everybody_uses_the_namesake_alone_is_run_and_it_says_so() -> No
 
 def test_the_layout_is_always_checked() -> None:
     assert chosen([]) == ([ALWAYS], [])
-    assert set(chosen(["tests/test_changed.py"])[0]) == {
-        ALWAYS,
-        "tests/test_changed.py",
-    }
+    assert set(chosen(["tests/test_changed.py"])[0]) == {ALWAYS, "tests/test_changed.py"}
 
 
 def test_names_of_modules() -> None:

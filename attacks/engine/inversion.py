@@ -21,15 +21,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import softmax
 
-from prunella.attacks.engine.descent import (
-    UNSAVED,
-    Adam,
-    Lbfgs,
-    OptimizerSetting,
-    Problem,
-    descend,
-    optimizer_name,
-)
+from prunella.attacks.engine.descent import UNSAVED, Adam, Lbfgs, OptimizerSetting, Problem, descend, optimizer_name
 from prunella.attacks.engine.folded import Evaluation, foldable
 from prunella.attacks.engine.folded import evaluator as folded_evaluator
 from prunella.attacks.engine.image_priors import into_box, total_variation, total_variation_each

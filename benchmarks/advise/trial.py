@@ -19,14 +19,7 @@ from prunella.benchmarks.engine.cells import Row
 from prunella.benchmarks.engine.inprocess import accuracies, as_keywords, epsilons, failures, run_in_process
 from prunella.core.errors import PrunellaError
 from prunella.core.foreign import digest, is_foreign
-from prunella.server.report.evidence import (
-    fitted,
-    judged,
-    of_kind,
-    valid_audits,
-    weakness,
-    worst_first,
-)
+from prunella.server.report.evidence import fitted, judged, of_kind, valid_audits, weakness, worst_first
 from prunella.server.report.membership import members_found
 from prunella.server.report.state import run_state
 from prunella.server.report.verdict import verdict

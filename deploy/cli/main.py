@@ -97,13 +97,7 @@ def run(
     """
     from prunella.deploy.cli.federation import of_new_runs, run_local
 
-    options = {
-        "supernodes": supernodes,
-        "run_id": run_id,
-        "audit": audit,
-        "client_seed": client_seed,
-        "stock": stock,
-    }
+    options = {"supernodes": supernodes, "run_id": run_id, "audit": audit, "client_seed": client_seed, "stock": stock}
     with explained():
         of_new_runs(context, resume, "app_dir", *options)
         raise typer.Exit(EXIT[run_local(app_dir, runs, settings or [], resume, keep, options)])

@@ -159,10 +159,7 @@ def certificates(hosts: Sequence[str]) -> dict[str, bytes]:
 def signed(hosts: Sequence[str], ca_key: ec.EllipticCurvePrivateKey, ca: x509.Certificate) -> dict[str, bytes]:
     """A SuperLink's new key and certificate by the files' names."""
     key, certificate = make_certificate(hosts, ca_key, ca)
-    return {
-        "superlink.key": _pem(key),
-        "superlink.crt": certificate.public_bytes(serialization.Encoding.PEM),
-    }
+    return {"superlink.key": _pem(key), "superlink.crt": certificate.public_bytes(serialization.Encoding.PEM)}
 
 
 def renewed(keys: Keys, hosts: Sequence[str]) -> dict[str, bytes]:

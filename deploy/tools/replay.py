@@ -37,12 +37,7 @@ from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.deploy.errors import UsageError, writable
 from prunella.deploy.runtime.settings import parse
-from prunella.deploy.tools.audit_inputs import (
-    attack_keywords,
-    infer_membership,
-    labelled_images,
-    membership_examples,
-)
+from prunella.deploy.tools.audit_inputs import attack_keywords, infer_membership, labelled_images, membership_examples
 from prunella.deploy.tools.client_rounds import VIEW, check_one_client, earlier_rounds, last_round
 from prunella.library import pictures
 from prunella.server.audit.attempt import Attempt, Order, attempt

@@ -178,11 +178,7 @@ def pack(
 
 
 def listed(
-    extras: Sequence[str] = (),
-    also: Sequence[str] = (),
-    machine: str = "",
-    python: str = "",
-    index: Sequence[str] = (),
+    extras: Sequence[str] = (), also: Sequence[str] = (), machine: str = "", python: str = "", index: Sequence[str] = ()
 ) -> list[str]:
     """What requirements.txt would hold beside Prunella itself; pip resolves it and downloads next to nothing."""
     target = SiteMachine(machine, python)

@@ -33,11 +33,7 @@ Release = dict[str, str]
 
 def release() -> Release:
     """What has to be equal on both machines, or an audit would be another one than the server asked for."""
-    return {
-        "Prunella's code": digest_of_code()[:12],
-        "Python": platform.python_version(),
-        "Ray": version("ray"),
-    }
+    return {"Prunella's code": digest_of_code()[:12], "Python": platform.python_version(), "Ray": version("ray")}
 
 
 def difference(server: Release, here: Release) -> str | None:

@@ -29,8 +29,7 @@ def against(config: dict[str, object], **raw: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "require",
-    ["", "dgp", "dgp, dgp.bottom=0.75", "dgp.bottom = 0.75", "rounds=10", "evaluation=server", "model='cnn'"],
+    "require", ["", "dgp", "dgp, dgp.bottom=0.75", "dgp.bottom = 0.75", "rounds=10", "evaluation=server", "model='cnn'"]
 )
 def test_a_run_that_meets_them_passes(require: str) -> None:
     against({"require": require}, rounds=10, evaluation="server", model="cnn")

@@ -25,18 +25,7 @@ from prunella.tasks.training import evaluate
 from prunella.wire.records import from_dense, mask_from_coded, record_bytes, to_coded
 from tests.flower.foreign import RATE, Net, Seen, batches, load, make, plain, run
 from tests.flower.test_defend import Norm, store
-from tests.flower.test_scheme import (
-    GROUPS,
-    MODEL,
-    NAMES,
-    Looked,
-    Watched,
-    Wire,
-    assert_no_larger,
-    equal,
-    guarded,
-    ours,
-)
+from tests.flower.test_scheme import GROUPS, MODEL, NAMES, Looked, Watched, Wire, assert_no_larger, equal, guarded, ours
 
 # Of its held-out images the untrained model labels 10 % of the first client's right and 7.5 % of the second's.
 SETTINGS: dict[str, Any] = {"accuracy": 0.09, "step": 0.3, "rewind": True}

@@ -261,10 +261,7 @@ def test_code_of_a_trace_runs_only_where_the_user_names_it(tmp_path: Path) -> No
 def test_another_model_is_told_before_the_first_round(tmp_path: Path) -> None:
     for task, told in (
         (Task("cnn", (1, 8, 8), 10), "missing .*0.0.bias.*unknown .*conv1.bias"),
-        (
-            Task("tests.flower.test_record:wider", (1, 8, 8), 10),
-            r"fc.weight is \(10, 384\), the model has \(12, 384\)",
-        ),
+        (Task("tests.flower.test_record:wider", (1, 8, 8), 10), r"fc.weight is \(10, 384\), the model has \(12, 384\)"),
         (Task("tests.flower.test_record:deeper", (1, 8, 8), 10), r"missing \['more.bias', 'more.weight'\]"),
     ):
         with pytest.raises(AttackError, match=told):

@@ -36,10 +36,7 @@ from tests.monitoring.draw import Range, page
 from tests.monitoring.prometheus import NEEDS, Server, prometheus
 from tests.monitoring.test_prometheus_files import rules
 
-pytestmark = [
-    pytest.mark.federation,
-    pytest.mark.skipif(shutil.which("prometheus") is None, reason=NEEDS),
-]
+pytestmark = [pytest.mark.federation, pytest.mark.skipif(shutil.which("prometheus") is None, reason=NEEDS)]
 ROUNDS, CLIENTS = 3, 3
 NAME, NOISY, KILLED = "audited", "noisy", "killed"
 ALERT = re.compile(r"(?P<series>.*\S) (?P<comparison>>=|<=|==|>|<) (?P<number>[\d.]+)", re.DOTALL)

@@ -31,11 +31,7 @@ def images(n: int, side: int, seed: int = 0) -> torch.Tensor:
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=30),
-    st.floats(0.01, 1500),
-    st.integers(0, 5),
-)
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=30), st.floats(0.01, 1500), st.integers(0, 5))
 def test_the_solution_has_the_capacity_asked_for(spectrum: list[float], kappa: float, zeros: int) -> None:
     values = torch.tensor(spectrum + [0.0] * zeros, dtype=torch.float64)
     variance = solve_variance(values, kappa)

@@ -51,10 +51,7 @@ def test_a_residual_sum_makes_one_group_of_all_that_is_added_into_it() -> None:
 
 
 def test_a_depthwise_convolution_carries_the_channels_that_it_reads() -> None:
-    assert groups(Mobile()) == [
-        ({"stem", "narrow"}, {"norm"}, {"widen", "last"}),
-        ({"widen"}, {"each"}, {"narrow"}),
-    ]
+    assert groups(Mobile()) == [({"stem", "narrow"}, {"norm"}, {"widen", "last"}), ({"widen"}, {"each"}, {"narrow"})]
 
 
 def test_the_models_here_have_no_layer_left_over() -> None:

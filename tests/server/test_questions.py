@@ -39,10 +39,7 @@ def test_the_first_answer_s_line_is_kept_and_one_that_never_came_is_not_nothing(
 
 @pytest.mark.parametrize(
     ("error", "left"),
-    [
-        ("past privacy.epsilon-budget", {}),
-        (f"training led to values that are not finite ({CHARGED})", {UNHEARD: 1}),
-    ],
+    [("past privacy.epsilon-budget", {}), (f"training led to values that are not finite ({CHARGED})", {UNHEARD: 1})],
 )
 def test_a_refusal_costs_nothing_and_what_failed_after_the_charge_does(error: str, left: Line) -> None:
     kept = Kept(asked({"1": {"channel_nats": 4.0}}, [0]))

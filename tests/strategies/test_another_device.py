@@ -14,10 +14,7 @@ from prunella.strategies import STRATEGIES
 from prunella.strategies.round.client_part import ClientPart
 
 RUN = {"rounds": 3, "local_steps": 2, "batch_size": 8, "audit_every": 0, "examples": 64, "tested": 32}
-OWN: dict[str, dict[str, Any]] = {
-    "feddst": {"feddst__adjust_interval": 1},
-    "prunefl": {"prunefl__adjust_interval": 1},
-}
+OWN: dict[str, dict[str, Any]] = {"feddst": {"feddst__adjust_interval": 1}, "prunefl": {"prunefl__adjust_interval": 1}}
 
 
 def densities(folder: Path, device: str, strategy: str, asked: dict[str, Any]) -> list[float]:

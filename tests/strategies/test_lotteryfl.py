@@ -30,11 +30,7 @@ TOTAL = sum(PARAMS[n].numel() for n in NAMES)
 
 
 def planned(
-    accuracy: float,
-    kept: Mask | None = None,
-    mask: Mask | None = None,
-    groups: object = lambda: GROUPS,
-    **more: object,
+    accuracy: float, kept: Mask | None = None, mask: Mask | None = None, groups: object = lambda: GROUPS, **more: object
 ) -> LocalPlan:
     memory: dict[str, Tree] = {} if kept is None else {"mask": kept}
     received = full_mask(PARAMS) if mask is None else mask

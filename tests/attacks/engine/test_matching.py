@@ -5,13 +5,7 @@ import torch
 from torch import nn
 
 from prunella.attacks.engine.inversion import Guess, Inversion, evaluator
-from prunella.attacks.engine.matching import (
-    dummy_gradient,
-    plan_of,
-    recovered_support,
-    target_gradient,
-    target_of,
-)
+from prunella.attacks.engine.matching import dummy_gradient, plan_of, recovered_support, target_gradient, target_of
 from prunella.attacks.engine.objectives import flatten
 from prunella.core.errors import AttackError, KeyMismatch
 from prunella.core.trees import Mask, Tree, apply_mask, full_mask, scale, subtract

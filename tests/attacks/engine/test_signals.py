@@ -25,10 +25,7 @@ def features(task: Task, params, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN0
 
 @pytest.mark.parametrize(
     ("model", "weight", "grid", "last"),
-    [
-        ("cnn", "2.0.weight", (48, 4, 4), True),
-        ("precode-cnn", "2.0.bottleneck.encode.weight", (48, 4, 4), False),
-    ],
+    [("cnn", "2.0.weight", (48, 4, 4), True), ("precode-cnn", "2.0.bottleneck.encode.weight", (48, 4, 4), False)],
 )
 def test_the_first_linear_layer_is_found_with_the_places_of_its_input(model, weight, grid, last) -> None:
     site = site_of(Task(model, (1, 8, 8), 10).build(), (1, 8, 8), 10)

@@ -7,13 +7,7 @@ import pytest
 from prunella.benchmarks.engine.claim import Point
 from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND
 from prunella.benchmarks.papers import fed_ltp_claims
-from prunella.benchmarks.papers.fed_ltp_claims import (
-    LTP,
-    NO_TICKET,
-    PARTITIONS,
-    VALIDATED,
-    judge_ablations,
-)
+from prunella.benchmarks.papers.fed_ltp_claims import LTP, NO_TICKET, PARTITIONS, VALIDATED, judge_ablations
 from prunella.benchmarks.papers.private import ABLATED, METHODS, advanced, private_training, validated
 from prunella.privacy.accounting import Charge, epsilon
 from tests.benchmarks.papers.test_private import TINY as ROUND

@@ -136,10 +136,7 @@ def test_missing_files_and_wrong_numbers_are_refused_with_the_fix(node: SuperNod
     machines.check_node(node)
     machines.check_link(SuperLink(tmp_path, made, FLEET))
     for broken, words in (
-        (
-            replace(node, key=tmp_path / "b"),
-            "is missing: make it with `prunella keys`, copy it",
-        ),
+        (replace(node, key=tmp_path / "b"), "is missing: make it with `prunella keys`, copy it"),
         (replace(node, client=2), "--client-id counts from 0 to 1"),
         (replace(node, data=tmp_path / "none"), "does not exist"),
     ):

@@ -110,10 +110,7 @@ def test_a_refused_run_is_an_error(smallest_app: Path) -> None:
 def test_each_change_of_status_once_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_api, "EVERY", 0.0)
     client = FakeClient(
-        ("pending", "", ""),
-        ("pending", "", ""),
-        ("running", "", ""),
-        ("finished", "failed", "no memory"),
+        ("pending", "", ""), ("pending", "", ""), ("running", "", ""), ("finished", "failed", "no memory")
     )
     assert list(control_api.statuses(client, 7)) == [("pending", ""), ("running", ""), ("finished:failed", "no memory")]
 

@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import entropy, multivariate_normal, norm
 
-from prunella.privacy.ledger.bounds import (
-    binary_entropy,
-    dp_capacity,
-    priprune_corrected,
-    priprune_printed,
-)
+from prunella.privacy.ledger.bounds import binary_entropy, dp_capacity, priprune_corrected, priprune_printed
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.3, 0.5, 0.9, 1.0])

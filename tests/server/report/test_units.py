@@ -2,18 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunella.server.report.units import (
-    NARROW,
-    NONE,
-    decibels,
-    digits,
-    duration,
-    error,
-    fixed,
-    percent,
-    score,
-    size,
-)
+from prunella.server.report.units import NARROW, NONE, decibels, digits, duration, error, fixed, percent, score, size
 
 
 @pytest.mark.parametrize("shown", [size, percent, decibels, score, error, duration])

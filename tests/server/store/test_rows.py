@@ -1,10 +1,5 @@
 from prunella.core.metrics import METRICS
-from prunella.server.store.rows import (
-    counter_rows,
-    evaluation_rows,
-    ledger_rows,
-    round_rows,
-)
+from prunella.server.store.rows import counter_rows, evaluation_rows, ledger_rows, round_rows
 from prunella.strategies.round.stats import RoundStats
 from prunella.tasks.training import Evaluation
 
