@@ -12,17 +12,7 @@ from torch.nn.functional import avg_pool2d, cross_entropy
 from prunella.attacks import ATTACKS
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import psnr
-from prunella.attacks.seer import (
-    Decoder,
-    Planting,
-    Seer,
-    brightness,
-    layer_read,
-    load,
-    mapped_gradients,
-    plant,
-    save,
-)
+from prunella.attacks.seer import Decoder, Planting, Seer, brightness, layer_read, load, mapped_gradients, plant, save
 from prunella.client.planted import planted_layers
 from prunella.core.errors import AttackError
 from prunella.core.randomness import rehearsal, stream
