@@ -75,7 +75,10 @@ def own_task(
     found: Shape = infer_shape(module) if shape is None else (int(shape[0]), int(shape[1]), int(shape[2]))
     answer = _answer(module, found) if classes is None else None
     if classes is None and answer is None:
-        raise ConfigError(f"the model does not answer images of {found} with one logit a class: pass another shape=")
+        raise ConfigError(
+            f"the model does not answer images of {found}, which is (channels, height, width), with one logit a class: "
+            "pass others, or another shape="
+        )
     task = ModuleTask(type(model).__name__, found, int(classes or answer.shape[1]), module)  # type: ignore[union-attr]
     require_fit(task, module)
     return task

@@ -198,7 +198,9 @@ class TraceAudit:
         if attacks:
             each = "" if attacks == 1 else f", {attacks} attacks"
             about = "" if whole is None else f": at most about {duration(whole * attacks)}"
-            yield f"{plural(steps, 'step')} × {plural(size, 'image')}{each}{about}"
+            used = view.images_used or steps * size  # the last step may have fewer
+            of_images = f"× {plural(size, 'image')}" if used == steps * size else f"of {plural(used, 'image')}"
+            yield f"{plural(steps, 'step')} {of_images}{each}{about}"
         if not worst_case and (alone or self.name == "portfolio"):
             return
         single = estimate(self.stage.canary("single").view, task, self.name, self.settings)

@@ -185,6 +185,7 @@ class Jobs:
                 why = f"the attack's process ended with code {process.exitcode}"
                 if late:
                     why = f"the attack was killed after {patience(folder):.0f} s: it does not end when its time is over"
+                    why += ", or other work kept the processor"
                 write_json(folder / RESULT, asdict(failed(why, why)))
 
     def stop(self) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from prunella.attacks.engine import beside
 from prunella.attacks.engine.case import Candidate, Case, Found
 from prunella.attacks.score.control import matched_view
-from prunella.attacks.trace import save_trace
+from prunella.attacks.trace import load_trace, save_trace
 from prunella.core.errors import AttackError
 from prunella.core.files import write_tree
 from prunella.core.randomness import stream
@@ -71,6 +71,13 @@ def test_the_estimate_comes_first_and_names_the_quicker_way(trace: Path) -> None
     assert told[0].startswith("estimate   2 steps × 2 images: at most about ")
     assert told[1].startswith("estimate   --worst-case: one step of one image, at most about ")
     assert told[2].startswith("view") and "control" not in "".join(each[:10] for each in told)
+
+
+def test_of_a_last_step_with_fewer_images_the_estimate_counts_the_images(trace: Path) -> None:
+    view, task, metadata = load_trace(trace)
+    save_trace(trace, replace(view, num_examples=3), task, metadata)
+    asked = TraceAudit(Sources(trace, trace.parent, truth=trace.parent / "truth.safetensors"), "ig", FEW)
+    assert next(asked.estimates(False, False)).startswith("2 steps of 3 images: at most about ")
 
 
 def test_the_control_is_trained_as_the_trace_says_and_the_verdict_is_a_report_s(trace: Path) -> None:
