@@ -249,7 +249,7 @@ def further(case: Case, found: Sequence[Found], gains: Gains, share: float) -> l
     for each in sorted((each for each in found if each.settings is not None), key=lambda each: each.missed):
         leading.setdefault(each.by, each)
     order = sorted(leading.values(), key=lambda each: -expected(each, gains))
-    going = [e for e in order if e in order[:_GO_ON] or e.by == PLAIN.name]
+    going = [e for e in order if e in order[:_GO_ON] or e.by.removesuffix(f", {case.how}") == PLAIN.name]
     going = order[:1] if settled(found, case.ambiguous) else going
     went = list[Found]()
     for place, each in enumerate(going):

@@ -36,7 +36,7 @@ from torch.nn.functional import cross_entropy, gelu
 
 from prunella.attacks.engine.image_priors import into_box
 from prunella.attacks.engine.matching import check_view, target_gradient
-from prunella.attacks.engine.prior_file import filled, read_prior, save_prior
+from prunella.attacks.engine.prior_file import LARGEST, filled, read_prior, save_prior
 from prunella.core.config import Count, Positive
 from prunella.core.errors import AttackError
 from prunella.core.global_draws import draws_from
@@ -101,7 +101,8 @@ def brightness(x: Tensor) -> Tensor:
 
 def layer_read(module: nn.Module) -> str:
     """The name of the layer whose gradient is read."""
-    name: str | None = next((name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)), None)
+    linear = ((name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear))
+    name: str | None = next((name for name, layer in linear if "weight" in layer._parameters), None)  # not weight norm
     if name is None:
         raise AttackError("seer needs a linear layer in the model: lenet, for one")
     return name
@@ -128,7 +129,7 @@ def plant(
     planting: Planting = Planting(),
     statistic: Callable[[Tensor], Tensor] = brightness,
 ) -> tuple[Tree, Decoder]:
-    """Weights learnt from ``params`` on public images, and the decoder that belongs to them."""
+    """Weights learnt from ``params`` on public images, and the decoder that belongs to them, on the CPU."""
     if any(True for _ in module.buffers()):
         raise AttackError("seer's weights are learnt without batch norm, and this model has buffers: lenet, for one")
     value = statistic(public.x)
@@ -137,6 +138,8 @@ def plant(
     if len(chosen) < 2 or len(others) < planting.batch:
         raise AttackError(f"{len(public)} public images are too few for batches of {planting.batch}")
     outputs, inputs = params[f"{layer_read(module)}.weight"].shape
+    if max(outputs, inputs) > LARGEST:
+        raise AttackError(f"the first linear layer is {inputs} wide and gives {outputs}: seer reads up to {LARGEST}")
     shape: Shape = tuple(public.x.shape[1:])  # type: ignore[assignment]
     with draws_from(int(torch.randint(2**31, (1,), generator=generator))):
         decoder = Decoder(shape, outputs, inputs, planting.rows, planting.width)
@@ -147,7 +150,8 @@ def plant(
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, planting.learning_rate, total_steps=planting.steps)
     for _ in range(planting.steps):
         one = chosen[torch.randint(len(chosen), (_CHOSEN,), generator=generator)]
-        rest = others[torch.randint(len(others), (_OTHERS * _CHOSEN,), generator=generator)]
+        number = max(_OTHERS * _CHOSEN, planting.batch - 1)
+        rest = others[torch.randint(len(others), (number,), generator=generator)]
         rows = torch.cat([one, rest])
         loss = _loss(module, leaves, decoder, public.take(rows), planting, generator)
         optimizer.zero_grad()

@@ -81,6 +81,7 @@ def round_file(folder: Path, round: int) -> Path:
 
 
 def rounds_in(folder: Path) -> list[int]:
-    """The rounds that have a file there, in order."""
-    matches = (_ROUND.fullmatch(path.name) for path in folder.glob("round-*"))
+    """The rounds that have a file there, in order. ``OSError`` where the folder cannot be read: nothing that is not
+    known is taken for nothing."""
+    matches = (_ROUND.fullmatch(path.name) for path in folder.iterdir())
     return sorted(int(match.group(1)) for match in matches if match)

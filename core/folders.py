@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 
 def unwritable(folder: Path) -> str:
     """Why nothing can be written into ``folder``, or into the nearest one above it that exists; "" where it can.
@@ -34,6 +32,8 @@ def unwritable(folder: Path) -> str:
 def locked(file: Path, otherwise: Exception, seconds: float = 0.0) -> Iterator[None]:
     """Hold the lock ``file`` until the block or this process ends. Raises ``otherwise`` where another process holds it
     for longer than ``seconds``."""
+    from filelock import FileLock, Timeout
+
     lock = FileLock(file, timeout=seconds, mode=0o600)
     try:
         lock.acquire()

@@ -106,7 +106,7 @@ def _read(path: Path) -> Checkpoint:
 
 def load(folder: Path) -> Checkpoint | None:
     """The newest readable checkpoint, None if there is none. Raises ``PrunellaError`` if all are damaged."""
-    rounds = rounds_in(folder)
+    rounds = rounds_in(folder) if folder.is_dir() else []
     for round in reversed(rounds):
         try:
             return _read(round_file(folder, round))

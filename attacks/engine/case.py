@@ -190,8 +190,8 @@ class Case:
         whole = self.setting.target
         for how, target in readings(whole, torch.full((1, *self.task.shape), 0.5, device=whole.flat.device)).items():
             view = self.view
-            if target.slope is not None:  # no label is looked for, and where one has to be named it is the likeliest
-                view = dataclasses.replace(view, labels=target.slope.argmin(1).cpu())
+            if target.slope is not None and view.labels is None:  # where one has to be named it is the likeliest
+                view = dataclasses.replace(view, labels=target.slope.argmin(1))
             if target.support is not None:
                 shared = {name: seen != 0 for name, seen in split(target.support, target.params).items()}
                 view = dataclasses.replace(view, shared=shared)

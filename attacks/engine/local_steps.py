@@ -38,8 +38,10 @@ def _by_autograd(target: Target, x: Tensor, y: Tensor) -> tuple[Tensor, Pullback
     dummy = dummy_gradient(target, x, y)
 
     def pullback(slope: Tensor) -> Slopes:
-        seeds = list(split(slope, target.params).values())
-        slopes = torch.autograd.grad(dummy, variables, seeds, materialize_grads=True)
+        # Under a loss whose slope is known the gradient of the logits' bias is that slope, whatever x and y are.
+        moving = [(d, s) for d, s in zip(dummy, split(slope, target.params).values(), strict=True) if d.requires_grad]
+        outputs, seeds = zip(*moving, strict=True)
+        slopes = torch.autograd.grad(outputs, variables, seeds, materialize_grads=True)
         return slopes[0], slopes[1] if len(slopes) > 1 else None
 
     return flatten(dummy).detach(), pullback

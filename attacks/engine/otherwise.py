@@ -4,18 +4,19 @@ A reading is taken where it explains the update, or where images miss a tenth or
 slope of a loss is read off the update itself, and fits as many of its values as there are classes whatever an image is.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from prunella.attacks.engine.case import Case, Found
 from prunella.attacks.engine.choice import best_of, settled
 from prunella.core.errors import AttackError, DefenseError
 
 _FAR_LESS = 0.1
+Attempted = TypeVar("Attempted")
 
 
-def attempted(attempt: Callable[[], list[Found]]) -> list[Found]:
+def attempted(attempt: Callable[[], list[Attempted]]) -> list[Attempted]:
     """What an attempt finds; nothing where it cannot be made or diverges."""
     try:
         return attempt()
@@ -24,14 +25,19 @@ def attempted(attempt: Callable[[], list[Found]]) -> list[Found]:
         return []
 
 
+def _judged(other: Case, found: list[Found]) -> list[Found]:
+    """What was found as the view says, of the update as ``other`` reads it."""
+    return [other.found(e.by, e.answer, None, other.missed(e.answer))._replace(stage=e.stage) for e in found]
+
+
 def read_otherwise(case: Case, found: list[Found], ask: Callable[[Case], list[Found]]) -> list[Found]:
     """What was ``found``, or what explains the update where it is read otherwise than the view says (``readings``):
     some of what was found or what ``ask`` finds. ``case`` then reads it so, too."""
     if settled(found, case.doubted):
         return found
-    best, least = found, _FAR_LESS * (best_of(found).missed if found else math.inf)
-    for other in list(case.otherwise()):
-        again = [other.found(e.by, e.answer, None, other.missed(e.answer))._replace(stage=e.stage) for e in found]
+    best, least = found, _FAR_LESS * best_of(found).missed if found else 0.0
+    for other in attempted(lambda: list(case.otherwise())):
+        again = attempted(partial(_judged, other, found))
         again += [] if settled(again, other.doubted) or other.budget.late() else attempted(partial(ask, other))
         if again and (settled(again, other.doubted) or best_of(again).missed <= least):
             case.adopt(other)

@@ -109,7 +109,7 @@ def read(target: Target, layer: str, shared: Mask | None) -> Reading:
     if target.plan.images > 1:
         return _basis(weight, bias, target.plan.images)
     arrived = (weight != 0) | (weight == 0).all(dim=0) if shared is None else shared[f"{prefix}weight"]
-    if bias is not None and bool(bias.all()):
+    if bias is not None and not bool(weight[bias == 0].any()):  # a row of zeros is a unit that is silent
         found = by_bias(weight, bias, arrived)
         if explained(weight, bias, arrived, found.rows[0]) >= _FAITHFUL:
             return found

@@ -23,7 +23,7 @@ from prunella.core.trees import Tree
 from prunella.tasks.models.layers import Shape
 
 FORMAT = "prunella.prior.v1"
-_LARGEST = 4096  # of a size in the metadata
+LARGEST = 4096  # of a size in the metadata
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -52,8 +52,8 @@ def read_prior(path: str, kind: str, shape: Shape, maker: str = "") -> tuple[Tre
         raise AttackError(f"{name} is a prior for {about.get('kind')!r} on images {about.get('shape')}, "
                           f"not for {kind!r} on {list(shape)}")  # fmt: skip
     sizes = about.get("sizes")
-    if not isinstance(sizes, dict) or not all(type(n) is int and 0 < n <= _LARGEST for n in sizes.values()):
-        raise AttackError(f"the sizes of {name} are not positive integers up to {_LARGEST}")
+    if not isinstance(sizes, dict) or not all(type(n) is int and 0 < n <= LARGEST for n in sizes.values()):
+        raise AttackError(f"the sizes of {name} are not positive integers up to {LARGEST}")
     if not all(bool(torch.isfinite(tensor).all()) for tensor in tree.values()):
         raise AttackError(f"{name} has weights that are not finite")
     return tree, sizes

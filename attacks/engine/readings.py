@@ -20,6 +20,7 @@ from prunella.attacks.engine.objectives import split
 
 ANY_LOSS, MOVED = "of any loss", "of what moved"
 _SAME = 1e-4  # relative distance up to which the gradient of a parameter is the slope that was put in
+_EVEN = 1.01  # the largest value of an update over its least one, up to which only signs arrived
 _STILL = 0.5  # share of the update that did not move, from which on a zero may be a value that was not sent
 
 
@@ -56,5 +57,8 @@ def of_what_moved(target: Target) -> Target | None:
 
 def readings(target: Target, x: Tensor) -> dict[str, Target]:
     """What else the update of one image may be, by how it is read; x [1, C, H, W] is any image."""
+    sizes = target.flat[target.flat != 0].abs()
+    if not len(sizes) or float(sizes.max()) <= _EVEN * float(sizes.min()):
+        return {}  # signs (Adam's first step, sign SGD): no gradient of any loss
     found = {ANY_LOSS: of_any_loss(target, x), MOVED: of_what_moved(target)}
     return {how: each for how, each in found.items() if each is not None}

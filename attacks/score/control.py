@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from prunella.attacks.engine.matching import target_of
-from prunella.attacks.engine.others import missed
+from prunella.attacks.engine.others import missed, others_of
 from prunella.attacks.engine.readings import readings
 from prunella.attacks.score.level import LEGIBLE, level
 from prunella.core.trees import Tree, apply_mask, full_mask, scale, subtract
@@ -80,7 +80,8 @@ def made_by(task: Task, view: ServerView, truth: PrivateBatch) -> bool | None:
         return None
     if float(cosine_similarity(once, seen, 0)) >= (_SAME if len(batches) == 1 else _AGREES):
         return True
-    if view.images_used != 1 or len(truth.y) != 1:
+    if view.images_used != 1 or view.steps != 1 or len(truth.y) != 1:
         return False
+    # A slope that was read off the update fits part of it whatever the image is, so other images are asked, too.
     read = readings(target_of(view, task.build(), True, 1), truth.x).values()
-    return any(missed(target, truth.x, truth.y) <= 1 - _SAME for target in read)
+    return any(others_of(view, t, truth.x, truth.y).beaten(missed(t, truth.x, truth.y)) for t in read)

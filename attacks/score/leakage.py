@@ -47,7 +47,15 @@ from torch import Tensor
 
 from prunella.attacks.score.gallery import Gallery, Recognition, same_pictures
 from prunella.attacks.score.information import information, normalised
-from prunella.attacks.score.likeness import Pairs, contrast_free, correlations, least, moved_pictures, squared_errors
+from prunella.attacks.score.likeness import (
+    Pairs,
+    contrast_free,
+    correlations,
+    least,
+    moved_pictures,
+    rough_errors,
+    squared_errors,
+)
 from prunella.attacks.score.nearest import by_chance, identifiable, noise_beside
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
@@ -59,6 +67,7 @@ AS_PRINTED_LEVELS = 256
 _MSE_FLOOR = 1e-10
 _GAUSSIAN_FROM = 16
 _TOGETHER = 256  # pairs whose SSIM is taken at once
+_APART = 10**0.1  # a decibel
 _SLOW = 32  # pairs of a baseline whose AMI is taken
 Score = Callable[[Tensor, Tensor], list[float]]
 Cost = Callable[[Tensor, Tensor], Tensor]
@@ -297,8 +306,27 @@ def _blind(real: Tensor, others: Gallery | None, prior: Tensor | None) -> list[T
     return [*given, *(others.means() if others else [])]
 
 
+def crops(real: Tensor, guess: Tensor) -> Tensor:
+    """Whether two of the images ``real`` [N, C, H, W] are crops of one picture that what was rebuilt tells apart,
+    [N, N]. It does where each has a guess that the other is further from by a decibel. A guess of what they share (of
+    things in the middle of a page, one in the middle) needs no update, and is held against the other one."""
+    errors = rough_errors(real, guess)
+    mine = errors.argmin(1)
+    for row, column in least(errors):
+        mine[row] = column
+    beside = errors[:, mine]  # of image i with the guess for image j
+    further = beside > _APART * beside.diagonal()
+    return moved_pictures(real) & further & further.T
+
+
 def _compare(
-    real: Tensor, guess: Tensor, cost: Cost, null: Tensor | None, blind: list[Tensor], others: Gallery | None
+    real: Tensor,
+    guess: Tensor,
+    cost: Cost,
+    null: Tensor | None,
+    blind: list[Tensor],
+    others: Gallery | None,
+    same: Tensor,
 ) -> _Comparison:
     noise = torch.rand(guess.shape, generator=stream(0, purpose="leakage baseline"))
 
@@ -308,7 +336,7 @@ def _compare(
     costs = cost(real, guess)
     own = least(costs)
     against = [] if null is None or others is None else [(others.x[null[:, 0]], guess[null[:, 1]])]
-    if inside := among_others(costs, own, same_pictures(real, real) | moved_pictures(real)):
+    if inside := among_others(costs, own, same):
         against.append(paired(real, guess, inside))
     together = (torch.cat([t for t, _ in against]), torch.cat([g for _, g in against])) if against else None
     return _Comparison(paired(real, guess, own), match(noise), together, [match(x) for x in blind])
@@ -341,8 +369,9 @@ def score(
     others = others if others is not None and others.enough else None
     near, like = (None, None) if others is None else others.null()
     blind = _blind(real, others, prior)
-    by_error = _compare(real, guess, squared_errors, near, blind, others)
-    by_likeness = _compare(real, guess, lambda a, b: -correlations(a, b).abs(), like, blind, others)
+    same = same_pictures(real, real) | crops(real, guess)
+    by_error = _compare(real, guess, squared_errors, near, blind, others, same)
+    by_likeness = _compare(real, guess, lambda a, b: -correlations(a, b).abs(), like, blind, others, same)
     pairs = assign(real, guess)
     return Leakage(
         psnr=by_error.stat(psnr),

@@ -145,7 +145,8 @@ def find_trace(trace: Path) -> tuple[Path, str]:
     if trace.is_dir() and not file.is_file():
         file = last_round(trace) or file
     if not file.is_file():
-        there = f"{trace} has no trace, so its audit failed early" if trace.is_dir() else f"no trace {trace}"
+        early = trace.is_dir() and trace.name.startswith("round-")
+        there = f"{trace} has no trace, so its audit failed early" if early else f"no trace {trace}"
         raise UsageError(f"{there}: name one in runs/ID/traces")
     return file, file.absolute().parent.name if file.name == VIEW else file.stem
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from prunella.core import files
-from prunella.core.files import read_tree, write_atomically, write_json, write_tree
+from prunella.core.files import read_tree, round_file, rounds_in, write_atomically, write_json, write_tree
 
 
 def test_tree_round_trips_with_metadata_and_is_private(tmp_path: Path) -> None:
@@ -71,3 +71,12 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> Non
         write_atomically(path, fail)
     assert path.read_text() == '{\n "round": 1\n}'
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_rounds_of_a_folder_that_cannot_be_read_are_not_none(tmp_path: Path) -> None:
+    for number in (3, 12):
+        write_tree(round_file(tmp_path, number), {"x": torch.zeros(1)})
+    (tmp_path / "round-3.safetensors").touch()
+    assert rounds_in(tmp_path) == [3, 12]
+    with pytest.raises(OSError):
+        rounds_in(tmp_path / "gone")

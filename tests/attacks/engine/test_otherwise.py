@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import interpolate
 
 from prunella.attacks.engine.readings import ANY_LOSS, MOVED
 from prunella.attacks.engine.resume import ResumeStore
@@ -13,7 +15,7 @@ from prunella.attacks.score.leakage import psnr
 from prunella.attacks.score.level import FITTED
 from prunella.core.randomness import stream
 from prunella.server.audit.attempt import Order, attempt
-from prunella.tasks.task import Task
+from prunella.tasks.task import ModuleTask, Task
 from tests.attacks.engine.test_readings import UNLIKE, Loss, largest, several_labels, view_of
 
 SHORT = Portfolio(passes=1000, seconds=60.0)
@@ -27,6 +29,16 @@ def test_the_portfolio_rebuilds_it_and_calls_it_explained(task: Task, batch, los
     assert psnr(own.x, found.rebuilt.x)[0] > 30 and found.explained
     assert found.rebuilt.fit is not None and found.rebuilt.fit <= FITTED
     assert str(found.rebuilt.found_by).endswith(ANY_LOSS)
+
+
+def test_what_the_first_layer_tells_is_held_against_the_slope(batch) -> None:  # noqa: ANN001
+    """Three labels at once, of an MLP some of whose units are silent and some of whose pixels are black."""
+    torch.manual_seed(0)
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(196, 64), nn.ReLU(), nn.Linear(64, 10))
+    task, own = ModuleTask("wide", (1, 14, 14), 10, wide), batch(0, 1)
+    x = interpolate(own.x, size=(14, 14), mode="bilinear")
+    found = reconstruct(view_of(task, x, own.y, several_labels), task, SHORT, stream(0, purpose="attack"))
+    assert psnr(x, found.x)[0] > 30 and str(found.found_by).endswith(ANY_LOSS), found.found_by
 
 
 def test_what_an_app_did_not_send_is_no_zero_to_the_portfolio(task: Task, batch) -> None:  # noqa: ANN001

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
+from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import target_of
 from prunella.attacks.engine.others import missed
 from prunella.attacks.engine.readings import ANY_LOSS, MOVED, logit_bias, readings
 from prunella.attacks.score.level import FITTED
+from prunella.core.randomness import stream
 from prunella.core.types import ServerView
 from prunella.tasks.task import ModuleTask, Task, initial
 
@@ -77,6 +79,31 @@ def test_the_true_image_misses_nothing_under_any_loss(task: Task, batch, loss: L
     assert missed(read, own.x, own.y) < 1e-9 < 1e-3 < missed(read, other.x, own.y)
     if loss in UNLIKE:  # the others of one image are nearly a multiple of cross-entropy's
         assert missed(target, own.x, own.y) > FITTED
+
+
+def test_a_descent_under_any_loss_has_the_slope_on_the_image_that_differences_have(task: Task, batch) -> None:  # noqa: ANN001
+    """The logits' bias has a gradient that no image moves: the descents ended there in an error that nobody saw."""
+    own, at = batch(0, 1), torch.full((1, *task.shape), 0.4)
+    read = readings(target_of(view_of(task, own.x, own.y, several_labels), task.build(), True, 1), own.x)[ANY_LOSS]
+    doubled = {name: p.double() for name, p in read.params.items()}
+    target = replace(
+        read, params=doubled, flat=read.flat.double(), slope=read.slope.double(), module=read.module.double()
+    )  # type: ignore[union-attr]
+    flat, pullback = linearised(target, at.double(), own.y)
+    draw = torch.randn(flat.shape, generator=stream(0, purpose="slope"), dtype=torch.double)
+    found, step = pullback(draw)[0], torch.zeros_like(at, dtype=torch.double)
+    step[0, 0, 3, 4] = 1e-5
+    either = (linearised(target, at.double() + way * step, own.y)[0] @ draw for way in (1, -1))
+    assert float(found[0, 0, 3, 4]) == pytest.approx(float(next(either) - next(either)) / 2e-5, rel=1e-4, abs=1e-9)
+
+
+def test_signs_are_the_gradient_of_no_loss(batch) -> None:  # noqa: ANN001
+    torch.manual_seed(0)
+    task, own = ModuleTask("linear", (1, 8, 8), 10, nn.Sequential(nn.Flatten(), nn.Linear(64, 10))), batch(0, 1)
+    view = view_of(task, own.x, own.y)
+    signs = replace(view, update={name: 1e-3 * t.sign() for name, t in view.update.items()})
+    assert ANY_LOSS in readings(target_of(view, task.build(), True, 1), own.x)
+    assert readings(target_of(signs, task.build(), True, 1), own.x) == {}
 
 
 def test_what_an_app_does_not_send_is_not_taken_for_zero(task: Task, batch) -> None:  # noqa: ANN001

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
 
 from prunella.attacks import ATTACKS
 from prunella.attacks.engine.inversion import Inversion, reconstruct
@@ -14,7 +15,7 @@ from prunella.core.types import PrivateBatch, ServerView
 from prunella.privacy.chain import build_chain
 from prunella.strategies.round.local import Procedure, Received, local_update
 from prunella.tasks.examples import Examples
-from prunella.tasks.task import Task, initial
+from prunella.tasks.task import ModuleTask, Task, initial
 from prunella.tasks.training import Sgd, loss_and_gradient
 from tests.attacks.engine.test_readings import UNLIKE, view_of
 
@@ -102,6 +103,19 @@ def test_an_update_is_of_the_images_whose_training_gives_it(task, fresh, batch) 
     assert made_by(task, still, PrivateBatch(truth.x.flip(-1), truth.y)) is False
     assert made_by(task, dataclasses.replace(view, update=zeros_like(view.update)), truth) is None
     assert made_by(coded, undefended_view(coded, *initial(coded, 0), truth), truth) is None
+
+
+def test_a_stranger_s_image_made_no_update_though_much_of_it_is_the_same_for_all(batch) -> None:
+    """Behind sigmoids nearly all of an update is the same whatever the image is."""
+    torch.manual_seed(0)
+    first, last = nn.Conv2d(1, 12, 3, padding=1, stride=2), nn.Linear(192, 10)
+    net = nn.Sequential(first, nn.Sigmoid(), nn.Conv2d(12, 12, 3, padding=1), nn.Sigmoid(), nn.Flatten(), last)
+    task, own = ModuleTask("sigmoid", (1, 8, 8), 10, net), batch(0, 1)
+    view = view_of(task, own.x, own.y)
+    assert made_by(task, view, own) is True
+    others = [batch(seed, 1) for seed in range(1, 6)]
+    strangers = [*(other.x for other in others), torch.zeros_like(own.x), torch.rand_like(own.x)]
+    assert [made_by(task, view, PrivateBatch(x, (own.y + 1) % 10)) for x in strangers] == [False] * 7
 
 
 @pytest.mark.parametrize("loss", UNLIKE)

@@ -287,6 +287,12 @@ def test_another_crop_of_the_same_picture_is_no_other_image() -> None:
         found = scored(guess, crops).to_dict()
         assert found["psnr"]["worst"] > 18 and found["psnr"]["other"] is None and level({"scores": found}) == "rebuilt"
     assert level({"scores": scored(foreign.expand_as(crops), crops).to_dict()}) != "rebuilt"
+    side, discs = torch.arange(32.0), list[torch.Tensor]()
+    for y, x in ((15, 15), (17, 17), (15, 17), (17, 15), (16, 16)):
+        away = ((side[:, None] - y) ** 2 + (side - x) ** 2).sqrt()
+        discs.append(0.8 * torch.sigmoid(8 - away)[None])
+    shared = scored(discs[4].expand(4, 1, 32, 32), torch.stack(discs[:4])).to_dict()
+    assert level({"scores": shared}) == "baseline", "what all of them share needs no update"
     two = torch.cat([picture, foreign])
     beside = scored((two + noise).clamp(0, 1), two).to_dict()
     assert beside["psnr"]["other"] is not None and beside["psnr"]["worst"] > beside["psnr"]["other"]

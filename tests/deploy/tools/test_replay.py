@@ -96,7 +96,8 @@ def test_a_trace_may_be_named_by_its_directory(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_traces_and_places_that_take_no_picture(tmp_path: Path) -> None:
-    for missing, why in ((tmp_path / "missing.safetensors", "^no trace"), (tmp_path, "so its audit failed early")):
+    (failed := tmp_path / "round-000001-control").mkdir()
+    for missing, why in ((tmp_path / "missing", "^no trace"), (tmp_path, "^no trace"), (failed, "its audit failed")):
         with pytest.raises(UsageError, match=why):
             replay(Sources(missing, tmp_path), "ig", [], 0)
     (tmp_path / "file").write_text("")
