@@ -407,7 +407,8 @@ def test_a_cell_is_kept_under_the_code_that_it_began_with(tmp_path: Path, monkey
     claim = Laboratory().claim()
     sweep = Sweep(({"rate": 0.1, "defenses": "midway_mine:KEEP"},), (0,))
     experiment = dataclasses.replace(claim.experiment, measure=Measure("toy", make), sweeps={"small": sweep})
-    measuring.measured(experiment, "small", measuring.Cache(tmp_path / "cache", 1), None, lambda line: None)
+    plan = measuring.Plan({"T1": experiment}, "small", measuring.Cache(tmp_path / "cache", 1))
+    measuring.fill(plan, None, lambda line: None)
     assert not measuring.Plan({"T1": experiment}, "small", measuring.Cache(tmp_path / "cache", 1)).done
 
 

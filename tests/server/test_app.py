@@ -166,7 +166,7 @@ def test_a_second_server_of_the_same_run_is_refused_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_main(tmp_path)
-    monkeypatch.setattr(claimed.__wrapped__, "__defaults__", (0.0,))
+    monkeypatch.setattr(claimed, "__defaults__", (0.0,))
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with claimed(tmp_path / "run"), pytest.raises(StoreError, match="another ServerApp is writing"):
         run_main(tmp_path, resume=True)
