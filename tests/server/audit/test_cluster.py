@@ -25,7 +25,7 @@ from tests.server.audit.test_queue import go, kinds
 from tests.server.audit.test_worker import job
 
 ADDRESS = "ray://127.0.0.1:9"
-LONG = {"iterations": 400, "patience": 400, "tolerance": 0.0, "labels-tried": 1}
+LONG = {"iterations": 1200, "patience": 1200, "tolerance": 0.0, "labels-tried": 1}
 TOLD = ("outcome", "scores", "objective", "ok", "reason", "found_by")
 
 
