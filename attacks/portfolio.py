@@ -8,7 +8,7 @@ step cost 20 dB. So
    asked, and an image that explains these is the answer;
 1. ``CANDIDATES`` whose predicate holds are asked: those that solve in full, those that descend as scouts, a few short
    descents each, until one explains the update. Scouts take the likeliest labels; where one image's label is open and
-   none explains the update, the plain attack tries the others, as it does by itself;
+   none explains the update, the plain attack tries the others, as it does by itself.
    Where none explains an update of one image that nothing defends, it is read as of a client with another loss than
    cross-entropy, or that sent only what moved (``engine.readings``);
 2. where several images' labels are open, ``engine.label_search`` looks for the right one of each image and step, with
