@@ -102,10 +102,10 @@ def brightness(x: Tensor) -> Tensor:
 def layer_read(module: nn.Module) -> str:
     """The name of the layer whose gradient is read."""
     linear = ((name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear))
-    name: str | None = next((name for name, layer in linear if "weight" in layer._parameters), None)  # not weight norm
-    if name is None:
-        raise AttackError("seer needs a linear layer in the model: lenet, for one")
-    return name
+    for name, layer in linear:
+        if any(each == "weight" for each, _ in layer.named_parameters(recurse=False)):  # under weight norm it is not
+            return str(name)
+    raise AttackError("seer needs a linear layer in the model: lenet, for one")
 
 
 def mapped_gradients(module: nn.Module, params: Tree, decoder: Decoder, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

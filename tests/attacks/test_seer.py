@@ -195,5 +195,10 @@ def test_what_cannot_be_read_or_planted_is_said(planted, held) -> None:
     weights = {name: p.detach() for name, p in tokens.named_parameters()}
     with pytest.raises(AttackError, match="one row for an image"):
         plant(tokens, weights, public, draw, Planting(batch=4, steps=1, width=8))
+    normed = nn.Sequential(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(196, 10)))
+    with pytest.raises(AttackError, match="needs a linear layer"):
+        layer_read(normed)
+    with pytest.raises(AttackError, match="too few"):
+        plant(TASK.build(), initial(TASK, 0)[0], public.take(torch.arange(60)), draw, Planting(batch=512))
     with pytest.raises(AttackError, match="needs a linear layer"):
         layer_read(nn.Conv2d(1, 1, 1))
