@@ -23,6 +23,9 @@ bytes are those of the last; ``lost`` is how many answers did not count, 1 % at 
 falls to zero along half a cosine over ``--horizon`` rounds (0: it stays). ``--jobs`` federations go at a time, on
 ``--device``; ``--arms`` leaves some out. With ``--repeat 0`` nothing but federations is measured.
 
+A round of the small network takes less time: ``--filter-rounds`` gives ``filters`` more of them (0: as many as the
+others), its ramp and its horizon longer in proportion. ``total`` is of a federation's whole length.
+
     python -m prunella.benchmarks.speed.structured --data DIR [--models cnn] [--defenses priprune] [--rounds 30]
 """
 
@@ -161,40 +164,42 @@ def federation(model: str, rate: float, options: Any, seed: int, arm: str) -> di
     torch.set_num_threads(1)
     dataset = f"cifar10:{options.data}" if options.data else "digits"
     same = {**FEDAVG, "model": model, "dataset": dataset, "defenses": options.defenses, "seed": seed}
+    rounds = options.filter_rounds or options.rounds if arm == FILTERS else options.rounds
     same |= {
-        "rounds": options.rounds,
+        "rounds": rounds,
         "local_steps": options.steps,
         "batch_size": options.batch,
         "device": options.device,
         "learning_rate": options.rate,
-        "learning_rate_horizon": options.horizon,
+        "learning_rate_horizon": options.horizon * rounds // options.rounds,
         "momentum": 0.9,
-        "evaluate_every": max(1, options.rounds // EVALUATIONS),
+        "evaluate_every": max(1, rounds // EVALUATIONS),
     }
-    ramp = options.ramp or max(1, options.rounds // 3)
+    ramp = options.ramp * rounds // options.rounds or max(1, rounds // 3)
     pruned = {"strategy": "magnitude", "rate": rate, "magnitude__ramp_rounds": ramp}
     filters = {"magnitude__granularity": "filter", "magnitude__scope": "layer"}
     own = {DENSE: {}, WEIGHTS: pruned, FILTERS: pruned | filters}[arm]
     with tempfile.TemporaryDirectory() as folder:
         begin = time.process_time()
         done = run_in_process(Path(folder), options.clients, **{**same, **own})
-        spent = (time.process_time() - begin) / options.rounds
+        spent = time.process_time() - begin
         lost = failures(done)
-        if lost > LOST * options.rounds * options.clients:
+        if lost > LOST * rounds * options.clients:
             why = {name: n for name, n in done.counters.items() if name.startswith("client_failures_total") and n}
             raise RuntimeError(f"{model}, {arm}, seed {seed}: answers of clients did not count: {why}")
         lines = list(done.store.metrics())
         seconds = [line["value"] for line in lines if line["metric"] == "round_seconds" and line["round"] > ramp]
-        sent = {way: _last_round(lines, way) for way in ("down", "up")}
+        bytes_ = {way: _bytes(lines, way) for way in ("down", "up")}
+        sent = {way: totals[-1] - totals[-2] for way, totals in bytes_.items()}
+        total = {"processor total": spent, "bytes total": sum(totals[-1] for totals in bytes_.values())}
         accuracy = list(accuracies(done).values())[-LAST:]
         found = {"accuracy": statistics.mean(accuracy), "seconds": statistics.median(seconds)}
-        return {**found, "processor": spent, **sent, "lost": lost}
+        return {**found, "processor": spent / rounds, **sent, **total, "lost": lost}
 
 
-def _last_round(lines: Sequence[Mapping[str, Any]], way: str) -> float:
-    """Bytes of the last round of a run, from its counters."""
-    totals = [e["value"] for e in lines if e["metric"] == "wire_bytes_total" and e["labels"] == {"direction": way}]
-    return float(totals[-1] - totals[-2])
+def _bytes(lines: Sequence[Mapping[str, Any]], way: str) -> list[float]:
+    """Of a run up to each of its rounds, from its counters."""
+    return [e["value"] for e in lines if e["metric"] == "wire_bytes_total" and e["labels"] == {"direction": way}]
 
 
 def federations(rates: Mapping[str, float], options: Any) -> dict[str, dict[str, list[dict[str, float]]]]:
@@ -222,6 +227,8 @@ def compare(options: Any) -> dict[str, Any]:
         raise ArgumentTypeError("--ramp must lie between 0 and --rounds: seconds are of the rounds after it")
     if options.horizon and options.horizon < options.rounds:
         raise ArgumentTypeError("--horizon must be 0 or at least --rounds: nothing is learnt after it")
+    if options.filter_rounds and options.filter_rounds < max(2, options.rounds):
+        raise ArgumentTypeError("--filter-rounds must be 0 or at least --rounds: a round of that arm takes less time")
     if options.repeat < 0 or not (options.repeat or options.rounds):
         raise ArgumentTypeError("--repeat must be at least 1, or 0 with --rounds, which is then all that is measured")
     if DENSE not in (arms := options.arms.split(",")) or set(arms) - {DENSE, WEIGHTS, FILTERS}:
@@ -262,7 +269,7 @@ def show(result: dict[str, Any]) -> None:
             ", ".join(f"{seed['accuracy']:.3f}" for seed in seeds),
             *(
                 f"{statistics.mean(seed[key] / dense[key] for seed, dense in zip(seeds, arms[DENSE], strict=True)):.3f}"
-                for key in ("seconds", "processor", "down", "up")
+                for key in ("seconds", "processor", "down", "up", "processor total", "bytes total")
             ),
         )
         for model, arms in result["federations"].items()
@@ -271,14 +278,15 @@ def show(result: dict[str, Any]) -> None:
     if learnt:
         show_table(
             "federations",
-            "model, arm, accuracy, seeds, s a round over dense, processor s, bytes down, bytes up",
+            "model, arm, accuracy, seeds, s a round over dense, processor s, bytes down, bytes up, "
+            "processor s in all, bytes in all",
             learnt,
-            130,
+            160,
         )
 
 
 if __name__ == "__main__":
     lengths = {"--steps": 8, "--batch": 16, "--repeat": 9, "--rounds": 0, "--seeds": 3, "--clients": 8, "--ramp": 0}
     chosen = {"--models": "cnn,vgg11-bn,resnet18", "--defenses": NONE, "--arms": f"{DENSE},{WEIGHTS},{FILTERS}"}
-    other = {"--data": "", "--device": "cpu", "--rate": 0.05, "--horizon": 0, "--jobs": 1}
+    other = {"--data": "", "--device": "cpu", "--rate": 0.05, "--horizon": 0, "--filter-rounds": 0, "--jobs": 1}
     command(__doc__, compare, show, {**other, **chosen, **lengths})

@@ -17,6 +17,7 @@ from prunella.tasks.task import Task, prunable
 
 OPTIONS: dict[str, Any] = {"data": "", "models": "cnn", "steps": 1, "batch": 2, "repeat": 1, "rounds": 0, "seeds": 1,
                            "clients": 2, "rate": 0.05, "horizon": 0, "ramp": 0, "defenses": "none", "jobs": 1,
+                           "filter_rounds": 0,
                            "arms": "dense,weights,filters", "device": "cpu"}  # fmt: skip
 
 
@@ -74,6 +75,25 @@ def test_federations_learn_with_either_mask(capsys: pytest.CaptureFixture[str]) 
     assert dense["down"] > 3 * 4 * 8000 and dense["seconds"] > 0  # one round's, of three clients, and not all rounds'
     bench.show({"models": {}, "federations": {"cnn": found}})
     assert "s a round over dense" in capsys.readouterr().out
+
+
+def test_filters_may_train_for_more_rounds_with_their_ramp_and_horizon_as_much_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = list[Any]()
+    run = bench.run_in_process
+    monkeypatch.setattr(bench, "run_in_process", lambda *about, **own: (asked.append(own), run(*about, **own))[1])
+    threads = torch.get_num_threads()
+    options = SimpleNamespace(**{**OPTIONS, "rounds": 4, "ramp": 2, "horizon": 4, "filter_rounds": 6})
+    found = {arm: bench.federation("cnn", 0.5, options, 0, arm) for arm in ("dense", "weights", "filters")}
+    torch.set_num_threads(threads)
+    lengths = [(own["rounds"], own["learning_rate_horizon"], own.get("magnitude__ramp_rounds")) for own in asked]
+    assert lengths == [(4, 4, None), (4, 4, 2), (6, 6, 3)]
+    dense, filters = found["dense"], found["filters"]
+    assert dense["bytes total"] == pytest.approx(4 * (dense["down"] + dense["up"]), rel=0.1)
+    assert filters["processor total"] == pytest.approx(6 * filters["processor"])
+    with pytest.raises(ArgumentTypeError, match="--filter-rounds must be 0 or at least --rounds"):
+        bench.compare(SimpleNamespace(**{**OPTIONS, "rounds": 4, "filter_rounds": 3}))
 
 
 def test_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
