@@ -9,8 +9,8 @@ step cost 20 dB. So
 1. ``CANDIDATES`` whose predicate holds are asked: those that solve in full, those that descend as scouts, a few short
    descents each, until one explains the update. Scouts take the likeliest labels; where one image's label is open and
    none explains the update, the plain attack tries the others, as it does by itself.
-   Where none explains an update of one image that nothing defends, it is read as of a client with another loss than
-   cross-entropy, or that sent only what moved (``engine.readings``);
+   Where none explains an update that nothing defends, it is read as of a client that trained or sent otherwise than
+   the view says: under another loss, by another optimizer, with the weights in it (``engine.readings``);
 2. where several images' labels are open, ``engine.label_search`` looks for the right one of each image and step, with
    a ``shadow``, whose images are public, in their principal components;
 3. with a ``shadow``, images are sought in these components under the best labels found, from a new start;
@@ -126,7 +126,8 @@ LEARNT = (
 )
 """Those that learn from a shadow, asked where no candidate explains the update, or the images were noisy. Their
 objective is the mean squared error on public images that they did not learn from."""
-PLAINLY = ("april", "representation", PLAIN.name)  # asked where an update is read otherwise than the view says
+# Asked where an update is read otherwise than the view says.
+PLAINLY = ("april", "extraction", "spear", "representation", PLAIN.name)
 WEAK = (Candidate("sgi", lambda setting: True),)
 
 
@@ -313,7 +314,7 @@ def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None, l
 def in_full(case: Case, attack: Portfolio, shadow: Shadow | None) -> list[Found]:
     """What is found of all of a client's images, up to ``WHOLE``, where there is time for it: by the label search or,
     where labels are known, in the components of public images."""
-    whole = Case(case.view, case.task, dataclasses.replace(attack, max_images=WHOLE), case.generator, case.end)
+    whole = Case(case.said.view, case.task, dataclasses.replace(attack, max_images=WHOLE), case.generator, case.end)
     whole.budget.stopped = case.budget.stopped
     seconds = case.seconds() * whole.passes / case.passes  # reckoned: all images at once may need too much memory
     latent = components_of(whole, shadow)
@@ -328,7 +329,8 @@ def in_full(case: Case, attack: Portfolio, shadow: Shadow | None) -> list[Found]
 
 def read_of_all(case: Case, attack: Portfolio) -> list[Found]:
     """What ``READERS`` find of all images, up to ``WHOLE``; of some of them is noted as parts of ``case``."""
-    whole = Case(case.view, case.task, dataclasses.replace(attack, max_images=WHOLE), forked(case.generator), case.end)
+    settings, end = dataclasses.replace(attack, max_images=WHOLE), case.end
+    whole = Case(case.said.view, case.task, settings, forked(case.generator), end)
     end = time.monotonic() + _READING * (case.end - time.monotonic())
     whole.budget.stopped = lambda: case.budget.late() or time.monotonic() >= end
     found = list[Found]()

@@ -23,7 +23,7 @@ from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import Target, determined, of_images, target_of
 from prunella.attacks.engine.objectives import split
 from prunella.attacks.engine.others import OtherImages, missed, others_of
-from prunella.attacks.engine.readings import readings
+from prunella.attacks.engine.readings import OtherReading, at_once, readings
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.core.errors import AttackError
@@ -163,14 +163,17 @@ class Case:
         end: float,
         budget: Budget | None = None,
     ) -> None:
-        self.view, self.task, self.attack, self.generator, self.end = view, task, attack, generator, end
         whole = target_of(view, task.build(), True, attack.max_images)
+        self.said = OtherReading("", view, whole)
+        self.setting = ViewSetting(view, whole)
+        # how the update is read, where that is not as the view says (``attacks.engine.readings``)
+        self.how, view, whole = (at_once(view, whole) if self.undefended else None) or self.said
+        self.view, self.task, self.attack, self.generator, self.end = view, task, attack, generator, end
         self.setting = ViewSetting(view, whole)
         self.ambiguous = not determined(view, task, whole.plan.images)  # other images explain the update as well
         self.fitted, self.judged = held_out(whole, task, generator)
         self.passes = sum(len(rows) for rows in whole.plan.batches)  # images that pass the model in an evaluation
         self.budget = budget or Budget(max(MOST, attack.passes // self.passes), end=end)
-        self.how = ""  # the update is read, where that is not as the view says (``attacks.engine.readings``)
         self.parts: list[Found] = []  # answers of fewer images than were used (``attacks.engine.parts``)
 
     @property
@@ -178,21 +181,25 @@ class Case:
         return self.fitted.plan.images
 
     @property
+    def undefended(self) -> bool:
+        """Whether the update is that of an app without a defense, and all of it can be matched."""
+        return not self.setting.disturbed and matchable(self.setting)
+
+    @property
     def doubted(self) -> bool:
         """What explains the update need not be what the client holds."""
         return self.ambiguous or self.setting.noisy_images
 
     def otherwise(self) -> "Iterator[Case]":
-        """The same update, of one image that nothing defends, as it may be read where the client does not do what the
-        view says."""
-        if not self.setting.single or self.setting.disturbed or not matchable(self.setting):
+        """The same update, which nothing defends, as it may be read where the client does not do what the view says."""
+        if not self.undefended:
             return
-        whole = self.setting.target
-        for how, target in readings(whole, torch.full((1, *self.task.shape), 0.5, device=whole.flat.device)).items():
-            view = self.view
+        _, seen, whole = self.said
+        others = readings(seen, whole, torch.full((1, *self.task.shape), 0.5).to(whole.flat))
+        for how, view, target in [each for each in (self.said, *others) if each.how != self.how]:
             if target.slope is not None and view.labels is None:  # where one has to be named it is the likeliest
                 view = dataclasses.replace(view, labels=target.slope.argmin(1))
-            if target.support is not None:
+            if target.support is not whole.support and target.support is not None:
                 shared = {name: seen != 0 for name, seen in split(target.support, target.params).items()}
                 view = dataclasses.replace(view, shared=shared)
             case = copy.copy(self)
@@ -220,7 +227,7 @@ class Case:
     def found(self, name: str, answer: Reconstruction, settings: Inversion | None, much: float) -> Found:
         """An answer of all images, or of fewer, that misses so much, held against other images."""
         others = OtherImages()
-        name = name if not self.how or name.endswith(self.how) else f"{name}, {self.how}"
+        name = name if not self.how or name.endswith(f", {self.how}") else f"{name}, {self.how}"
         if much <= _TELLING and answer.y is not None and bool(torch.isfinite(answer.x).all()):
             whole = len(answer.x) == self.images
             target = self.judged if whole else of_images(self.judged, len(answer.x))

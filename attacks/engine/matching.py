@@ -18,7 +18,7 @@ Shapes: images [N, C, H, W], vectors [number of parameters]. Errors: ``AttackErr
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -56,7 +56,8 @@ class Target:
 
     ``network``: the module with its derivatives by hand, None where only autograd knows them. ``bf16``: convolutions,
     and under autograd matrix products, in bfloat16. ``slope`` [N, K]: the loss gradient at the logits, where it takes
-    the place of cross-entropy's (``engine.readings``)."""
+    the place of cross-entropy's; ``made``: what of a gradient is compared, where that is not all of it
+    (``engine.readings``)."""
 
     module: nn.Module
     params: Tree
@@ -68,6 +69,7 @@ class Target:
     network: Network | None = None
     bf16: bool = False
     slope: Tensor | None = None
+    made: Callable[[Tree], Tree] | None = None
 
     def logits(self, x: Tensor, params: Tree | None = None) -> Tensor:
         """What the model makes of x, under its own weights or these. The buffers stay as they are."""
@@ -219,14 +221,21 @@ def step_gradient(target: Target, params: Tree, x: Tensor, y: Tensor, graph: boo
 
 
 def dummy_gradient(target: Target, x: Tensor, y: Tensor, graph: bool = True) -> list[Tensor]:
-    """What the guess x [N, C, H, W], y [N] or [N, K] would have sent, one tensor per parameter, with its ``graph``."""
+    """What the guess x [N, C, H, W], y [N] or [N, K] would have sent, one tensor per parameter, with its ``graph``; or
+    what of it is compared."""
+    gradient = _mean_gradient(target, x, y, graph)
+    return list((gradient if target.made is None else target.made(gradient)).values())
+
+
+def _mean_gradient(target: Target, x: Tensor, y: Tensor, graph: bool) -> Tree:
+    """Over the local steps."""
     plan = target.plan
     if len(plan.batches) == 1:
-        return list(step_gradient(target, target.params, x, y, graph).values())
+        return step_gradient(target, target.params, x, y, graph)
     params = target.params
     velocity: Tree = {}
     for rows in plan.batches:
         gradient = step_gradient(target, params, x[list(rows)], y[list(rows)], graph)
         params, velocity = sgd_step(params, gradient, velocity, plan.sgd, target.mask)
     scale = 1 / (plan.sgd.learning_rate * len(plan.batches))
-    return [(target.params[name] - params[name]) * scale for name in params]
+    return {name: (target.params[name] - params[name]) * scale for name in params}

@@ -1,18 +1,22 @@
 """An update that nothing explains as the view says it was made, read otherwise (``attacks.engine.readings``).
 
-A reading is taken where it explains the update, or where images miss a tenth or less of what they miss as it was: the
-slope of a loss is read off the update itself, and fits as many of its values as there are classes whatever an image is.
+A reading is taken where it explains the update, or where images miss a third or less as much of it as they do as it
+was, each time beside what other images miss (``attacks.engine.others``): the slope of a loss is read off the update
+itself, and fits as many of its values as there are classes whatever an image is, and the signs of a gradient may be
+nearly those of any image.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
 from prunella.attacks.engine.case import Case, Found
 from prunella.attacks.engine.choice import best_of, settled
+from prunella.attacks.engine.others import missed_by_others
 from prunella.core.errors import AttackError, DefenseError
 
-_FAR_LESS = 0.1
+_FAR_LESS = 1 / 3
 Attempted = TypeVar("Attempted")
 
 
@@ -25,9 +29,22 @@ def attempted(attempt: Callable[[], list[Attempted]]) -> list[Attempted]:
         return []
 
 
-def _judged(other: Case, found: list[Found]) -> list[Found]:
-    """What was found as the view says, of the update as ``other`` reads it."""
-    return [other.found(e.by, e.answer, None, other.missed(e.answer))._replace(stage=e.stage) for e in found]
+def _judged(case: Case, other: Case, found: list[Found]) -> list[Found]:
+    """What was found of the update as ``case`` reads it, as ``other`` does."""
+
+    def again(each: Found) -> Found:
+        name = each.by.removesuffix(f", {case.how}")
+        return other.found(name, each.answer, None, other.missed(each.answer))._replace(stage=each.stage)
+
+    return [again(each) for each in found]
+
+
+def _beside_others(case: Case, found: list[Found]) -> float:
+    """How much the best misses, over what other images do; infinity where none is a picture."""
+    best = best_of(found)
+    if best.answer.y is None or math.isinf(best.missed):
+        return math.inf
+    return best.missed / max(missed_by_others(case.judged, best.answer.x, best.answer.y), 1e-30)
 
 
 def read_otherwise(case: Case, found: list[Found], ask: Callable[[Case], list[Found]]) -> list[Found]:
@@ -35,13 +52,16 @@ def read_otherwise(case: Case, found: list[Found], ask: Callable[[Case], list[Fo
     some of what was found or what ``ask`` finds. ``case`` then reads it so, too."""
     if settled(found, case.doubted):
         return found
-    best, least = found, _FAR_LESS * best_of(found).missed if found else 0.0
+    best, least = found, _FAR_LESS * _beside_others(case, found) if found else 0.0
+    taken: Case | None = None
     for other in attempted(lambda: list(case.otherwise())):
-        again = attempted(partial(_judged, other, found))
+        again = attempted(partial(_judged, case, other, found))
         again += [] if settled(again, other.doubted) or other.budget.late() else attempted(partial(ask, other))
-        if again and (settled(again, other.doubted) or best_of(again).missed <= least):
-            case.adopt(other)
-            best, least = again, best_of(again).missed
-            if settled(again, other.doubted):
+        done, much = settled(again, other.doubted), _beside_others(other, again) if again else math.inf
+        if done or (much <= least and not math.isinf(much)):
+            taken, best, least = other, again, much
+            if done:
                 break
+    if taken is not None:
+        case.adopt(taken)
     return best

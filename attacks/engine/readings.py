@@ -1,27 +1,68 @@
-"""Other readings of one image's update, where the client may have trained or sent otherwise than its view says.
+"""Other readings of an update, where the client may have trained or sent otherwise than its view says.
 
-any loss    The gradient of a loss L is J^T s: J is the Jacobian of the logits, s = dL/dlogits. A bias that is added to
-            the logits has the gradient s itself. So s is read there, and the gradient of <s, logits> takes the place of
-            cross-entropy's. It is the same whatever L is: several labels at once (binary cross-entropy), focal loss,
-            soft labels (mixup, smoothing, distillation), weights of classes, a clipped gradient.
-what moved  An app may send few values (a top-k of its own) and say nothing of it. Then a zero is no gradient of zero,
-            and what moved is all that is compared.
+any loss     The gradient of a loss L is J^T s: J is the Jacobian of the logits, s = dL/dlogits. A bias that is added to
+             the logits has the gradient s itself. So s is read there, and the gradient of <s, logits> takes the place
+             of cross-entropy's. It is the same whatever L is: several labels at once (binary cross-entropy), focal
+             loss, soft labels (mixup, smoothing, distillation), weights of classes, a clipped gradient.
+what moved   An app may send few values (a top-k of its own) and say nothing of it. Then a zero is no gradient of zero,
+             and what moved is all that is compared.
+own scales   Each tensor has a factor of its own: LARS, rates by layer, gradients clipped layer by layer. Then each is
+             compared but for its size.
+the weights  A multiple of the weights is in the update: weight decay that the view does not tell, AdamW's, or an app
+             that answers with differences, gradients or weighted weights, of which the weights were subtracted once
+             more. The multiple is the median of update over weight, by the size of the weights: exact where
+             many values have no gradient, and near where gradients have either sign; what it may be off is not
+             compared. Minus one is the weights themselves.
+signs        Each value has a factor of its own that is above zero: Adam's and Adagrad's steps, RMSprop's, sign SGD,
+             values clipped one by one. What is left of a gradient are its signs, and these are compared, softly, since
+             the descent needs a slope. They are fewer bits than an image has, so that what they fit is no explanation.
 
-Both are for one image in one step. The bias is told by its gradient, not by its name.
+The first three are for one image in one step. The bias is told by its gradient, not by its name.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from prunella.attacks.engine.matching import Target
-from prunella.attacks.engine.objectives import split
+from prunella.attacks.engine.matching import Target, target_gradient
+from prunella.attacks.engine.objectives import flatten, split
+from prunella.core.trees import Tree, map_trees
+from prunella.core.types import ServerView
 
-ANY_LOSS, MOVED = "of any loss", "of what moved"
+ANY_LOSS, MOVED, SCALES = "of any loss", "of what moved", "at any scale of each tensor"
+WEIGHTS, OPPOSITE, SIGNS = "less the weights", "as a gradient", "by its signs"
+READINGS = (ANY_LOSS, MOVED, SCALES, WEIGHTS, OPPOSITE)  # all that images may explain
 _SAME = 1e-4  # relative distance up to which the gradient of a parameter is the slope that was put in
-_EVEN = 1.01  # the largest value of an update over its least one, up to which only signs arrived
 _STILL = 0.5  # share of the update that did not move, from which on a zero may be a value that was not sent
+_MANY = 100  # values of a tensor from which on their sizes, or their share of the weights, say something
+# Mean size squared over mean square: 0.64 of normal values, 1 of signs, and less than 0.5 of most gradients.
+_FLAT = 0.65
+_SOFT = 0.2  # of the usual size: what is far above it counts as its sign
+# The weights are in an update where without them so little of its size is left, or so many values are still.
+_LESS, _STILLED = 0.9, 0.01
+MOSTLY = 0.5  # the same, where an update is hardly anything but the weights
+_WHOLE = 0.01  # how far from -1 the multiple may be, where the weights were subtracted once more
+_ASKED = 2**20  # values that a median is of, at most
+_ROUNDED = 2.0**-22  # of a weight: what float32 leaves of it where nothing moved
+
+
+class OtherReading(NamedTuple):
+    """How an update is read, and the view and the problem that it then is."""
+
+    how: str
+    view: ServerView
+    target: Target
+
+
+class Less(NamedTuple):
+    """A ``view`` whose update is less a multiple of the weights, the share of its size that is ``kept``, and whether
+    the ``whole`` weights were subtracted, so that the update may be a gradient as well."""
+
+    view: ServerView
+    kept: float
+    whole: bool
 
 
 def logit_bias(target: Target, x: Tensor) -> str | None:
@@ -55,10 +96,131 @@ def of_what_moved(target: Target) -> Target | None:
     return None if known or float(moved.mean()) > _STILL else dataclasses.replace(target, support=moved)
 
 
-def readings(target: Target, x: Tensor) -> dict[str, Target]:
-    """What else the update of one image may be, by how it is read; x [1, C, H, W] is any image."""
-    sizes = target.flat[target.flat != 0].abs()
-    if not len(sizes) or float(sizes.max()) <= _EVEN * float(sizes.min()):
-        return {}  # signs (Adam's first step, sign SGD): no gradient of any loss
-    found = {ANY_LOSS: of_any_loss(target, x), MOVED: of_what_moved(target)}
-    return {how: each for how, each in found.items() if each is not None}
+def at_own_scales(target: Target) -> Target:
+    """``target`` compared but for the size of each tensor."""
+    sizes = {name: seen.norm() for name, seen in split(target.flat, target.params).items()}
+
+    def made(gradient: Tree) -> Tree:
+        return {name: g * (sizes[name] / g.norm().clamp_min(1e-30)) for name, g in gradient.items()}
+
+    return dataclasses.replace(target, made=made, network=None)
+
+
+def signs(gradient: Tree) -> Tree:
+    """The signs of a gradient, softly: g / sqrt(g^2 + s^2), where s is far below the usual size of the tensor's values.
+
+    >>> signs({"w": torch.tensor([-1.0, 0.0, 2.0])})["w"]
+    tensor([-0.9795,  0.0000,  0.9948])
+    """
+
+    def soft(g: Tensor) -> Tensor:
+        moved = g.detach()[g.detach() != 0].abs()
+        return g if not len(moved) else g / (g.square() + (_SOFT * moved.sqrt().mean().square()) ** 2).sqrt()
+
+    return {name: soft(g) for name, g in gradient.items()}
+
+
+def by_signs(target: Target) -> Target:
+    """``target`` of which the signs alone are compared."""
+    flat = flatten(signs(split(target.flat, target.params)).values())
+    return dataclasses.replace(target, flat=flat, made=signs, network=None)
+
+
+def evenness(target: Target) -> float:
+    """How far the update's values are of one size, each tensor's for itself: 1 for signs."""
+    seen = [g[g != 0].abs() for g in split(target.flat, target.params).values()]
+    large = [each for each in seen if len(each) >= _MANY]
+    sizes = sum(len(each) * float(each.mean().square() / each.square().mean()) for each in large)
+    return sizes / max(1, sum(map(len, large)))
+
+
+def even(target: Target) -> bool:
+    """Whether the update is plainly no gradient, of any loss. Of one of which an app sent the largest values, or drew
+    which to send (TernGrad), these are of more like sizes, too."""
+    return evenness(target) > _FLAT and of_what_moved(target) is None
+
+
+def multiple(update: Tensor, weights: Tensor) -> float:
+    """The median of update over weight, each weighed by the weight's size."""
+    told = weights != 0
+    if not bool(told.any()):
+        return 0.0
+    stride = 1 + int(told.sum()) // _ASKED
+    ratios, order = (update[told] / weights[told])[::stride].sort()
+    below = weights[told][::stride][order].abs().cumsum(0)
+    return float(ratios[int(torch.searchsorted(below, below[-1] / 2))])
+
+
+def less_weights(view: ServerView) -> Less | None:
+    """``view`` without the multiple of the weights that is in its update, of each tensor its own where that is large
+    enough to tell, else that of all or none; None where none is."""
+    known = (view.learning_rate or 1.0) * (view.steps or 1) * view.weight_decay
+    weights = {name: view.params[name].double() for name in view.update}
+    moved = {name: u.double() + known * weights[name] for name, u in view.update.items()}
+    every = multiple(flatten(moved.values()), flatten(weights.values()))
+    whole = abs(every + 1) <= _WHOLE
+
+    def without(u: Tensor, w: Tensor) -> Tensor:
+        own = [-1.0] if whole else [multiple(u.flatten(), w.flatten())] if u.numel() >= _MANY else [every, 0.0]
+        rest, much = min(((u - m * w, m) for m in own), key=lambda each: float(each[0].abs().sum()))
+        return torch.where(rest.abs() <= _ROUNDED * max(1.0, abs(1 + much)) * w.abs(), 0.0, rest)
+
+    rest = map_trees(without, moved, weights)
+    size, left = (float(flatten(tree.values()).abs().sum()) for tree in (moved, rest))
+    stilled = flatten((r == 0) & (moved[name].abs() > _ROUNDED * weights[name].abs()) for name, r in rest.items())
+    if not left or (left > _LESS * size and float(stilled.double().mean()) < _STILLED):
+        return None
+    update = {name: (r - known * weights[name]).to(view.update[name].dtype) for name, r in rest.items()}
+    return Less(dataclasses.replace(view, update=update), left / size, whole)
+
+
+def beside_weights(target: Target) -> Target:
+    """``target`` compared but for the multiple of each tensor's weights that is in it: the one that was taken away is
+    an estimate."""
+    axes = {name: p.detach() / p.detach().norm().clamp_min(1e-30) for name, p in target.params.items()}
+
+    def made(gradient: Tree) -> Tree:
+        return {name: g - (g * axes[name]).sum() * axes[name] for name, g in gradient.items()}
+
+    flat = flatten(made(split(target.flat, target.params)).values())
+    return dataclasses.replace(target, flat=flat, made=made, network=None)
+
+
+def seen_as(target: Target, view: ServerView) -> Target:
+    """``target`` of a view of the same model with another update."""
+    flat = flatten(target_gradient(view).values())
+    return dataclasses.replace(target, flat=flat if target.support is None else flat * target.support)
+
+
+def opposite(view: ServerView, target: Target) -> OtherReading:
+    """The update as a gradient, which an app may send in its place."""
+    turned = dataclasses.replace(view, update={name: -u for name, u in view.update.items()})
+    return OtherReading(OPPOSITE, turned, seen_as(target, turned))
+
+
+def at_once(view: ServerView, target: Target) -> OtherReading | None:
+    """How an update is to be read before all else, where it is plainly no gradient as the view says: without the
+    weights that it mostly is, or by its signs; None where it is not."""
+    less = less_weights(view)
+    seen, before = (view, "") if less is None else (less.view, f"{WEIGHTS}, ")
+    problem = target if less is None else seen_as(target, seen)
+    if even(problem):
+        return OtherReading(before + SIGNS, seen, by_signs(problem))
+    if less is None or less.kept > MOSTLY:
+        return None
+    return OtherReading(WEIGHTS, seen, problem if less.whole else beside_weights(problem))
+
+
+def readings(view: ServerView, target: Target, x: Tensor) -> list[OtherReading]:
+    """What else the update of a ``view``, of which ``target`` is the problem, may be; x [1, C, H, W] is any image."""
+    found, less, before = list[OtherReading](), less_weights(view), ""
+    if less is not None:
+        view, target, before = less.view, seen_as(target, less.view), f"{WEIGHTS}, "
+        found.append(OtherReading(WEIGHTS, view, target if less.whole else beside_weights(target)))
+        found += [opposite(view, target)] if less.whole else []
+    if evenness(target) > _FLAT:
+        found.append(OtherReading(before + SIGNS, view, by_signs(target)))
+    if not even(target) and view.images_used == 1 and view.steps in (None, 1):
+        more = {ANY_LOSS: of_any_loss(target, x), MOVED: of_what_moved(target), SCALES: at_own_scales(target)}
+        found += [OtherReading(before + how, view, each) for how, each in more.items() if each is not None]
+    return found

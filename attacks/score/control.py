@@ -14,7 +14,7 @@ from torch.nn.functional import cosine_similarity
 
 from prunella.attacks.engine.matching import target_of
 from prunella.attacks.engine.others import missed, others_of
-from prunella.attacks.engine.readings import readings
+from prunella.attacks.engine.readings import OtherReading, readings, signs
 from prunella.attacks.score.level import LEGIBLE, level
 from prunella.core.trees import Tree, apply_mask, full_mask, scale, subtract
 from prunella.core.types import PrivateBatch, ServerView
@@ -25,6 +25,7 @@ from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
 # than what is legible, since an attack that works gets far above it.
 PSNR_FLOOR = LEGIBLE["psnr"] + 2
 _LEARNING_RATE = 0.1
+_SIGNS = 1 / 3  # of what other images miss of an update's signs: what its own may
 _AGREES, _SAME = 0.8, 0.99  # cosines: of updates whose steps may have another order, of one and the same update
 
 
@@ -80,8 +81,15 @@ def made_by(task: Task, view: ServerView, truth: PrivateBatch) -> bool | None:
         return None
     if float(cosine_similarity(once, seen, 0)) >= (_SAME if len(batches) == 1 else _AGREES):
         return True
-    if view.images_used != 1 or view.steps != 1 or len(truth.y) != 1:
+    if len(truth.y) != view.images_used:
         return False
     # A slope that was read off the update fits part of it whatever the image is, so other images are asked, too.
-    read = readings(target_of(view, task.build(), True, 1), truth.x).values()
-    return any(others_of(view, t, truth.x, truth.y).beaten(missed(t, truth.x, truth.y)) for t in read)
+    read = readings(view, target_of(view, task.build(), True, len(truth.y)), truth.x[:1])
+    return any(explains_as(each, truth) for each in read)
+
+
+def explains_as(reading: OtherReading, truth: PrivateBatch) -> bool:
+    """Whether the ``truth`` explains an update that is read so, as far as that can be: signs tell no sizes."""
+    _, view, target = reading
+    much, others = missed(target, truth.x, truth.y), others_of(view, target, truth.x, truth.y)
+    return others.beaten(much) or (target.made is signs and much <= _SIGNS * others.missed)

@@ -14,7 +14,7 @@ from prunella.attacks.engine.case import noisy_images
 from prunella.attacks.engine.inversion import Inversion, explained
 from prunella.attacks.engine.matching import determined
 from prunella.attacks.engine.others import as_near
-from prunella.attacks.engine.readings import ANY_LOSS, MOVED
+from prunella.attacks.engine.readings import READINGS, SIGNS
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.attacks.score.control import PSNR_FLOOR, rebuilt_control
@@ -96,7 +96,10 @@ def others_explain(view: ServerView, task: Task, found: Reconstruction, explaine
     no guess at the update."""
     if not determined(view, task, len(found.x)):
         return True
-    otherwise = bool(explained) and (found.found_by or "").endswith((ANY_LOSS, MOVED))  # not as the view says
+    by = found.found_by or ""
+    if by.endswith(SIGNS):  # fewer bits than an image has
+        return True
+    otherwise = bool(explained) and by.endswith(READINGS)  # not as the view says
     told = found.found_by in (SQUARES, STATISTICS) or otherwise
     return not told and Fit(explained, found.fit).near and as_near(view, task, found)
 

@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from prunella.attacks.engine.readings import ANY_LOSS, MOVED
+from prunella.attacks.engine.readings import ANY_LOSS, MOVED, SIGNS, WEIGHTS
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.portfolio import Portfolio, reconstruct
-from prunella.attacks.score.leakage import psnr
+from prunella.attacks.score.leakage import assign, psnr
 from prunella.attacks.score.level import FITTED
 from prunella.core.randomness import stream
 from prunella.server.audit.attempt import Order, attempt
 from prunella.tasks.task import ModuleTask, Task
-from tests.attacks.engine.test_readings import UNLIKE, Loss, largest, several_labels, view_of
+from tests.attacks.engine.test_readings import UNLIKE, Loss, clipped, largest, several_labels, view_of, wrongly
 
 SHORT = Portfolio(passes=1000, seconds=60.0)
 
@@ -45,6 +45,29 @@ def test_what_an_app_did_not_send_is_no_zero_to_the_portfolio(task: Task, batch)
     own = batch(0, 1)
     found = reconstruct(largest(view_of(task, own.x, own.y)), task, SHORT, stream(0, purpose="attack"))
     assert psnr(own.x, found.x)[0] > 30 and str(found.found_by).endswith(MOVED)
+
+
+@pytest.mark.parametrize("images", [1, 2])
+def test_what_an_app_sends_in_place_of_weights_is_rebuilt(task: Task, batch, images: int) -> None:  # noqa: ANN001
+    """Differences, from which a recorder subtracts the weights once more."""
+    own = batch(0, images)
+    view = replace(view_of(task, own.x, own.y), num_examples=images, batch_size=images)
+    order = Order("portfolio", SHORT, stream(0, purpose="attack"))
+    found = attempt(wrongly(view, lambda p, u: u), task, order, ResumeStore())
+    assert min(psnr(own.x, found.rebuilt.x[assigned(own.x, found.rebuilt.x)])) > 30 and found.explained
+    assert str(found.rebuilt.found_by).endswith(WEIGHTS)
+
+
+def test_of_values_clipped_one_by_one_an_image_is_rebuilt_and_never_explained(task: Task, batch) -> None:  # noqa: ANN001
+    own = batch(0, 1)
+    order = Order("portfolio", replace(SHORT, passes=600), stream(0, purpose="attack"))
+    found = attempt(clipped(view_of(task, own.x, own.y)), task, order, ResumeStore())
+    assert psnr(own.x, found.rebuilt.x)[0] > 20 and str(found.rebuilt.found_by).endswith(SIGNS)
+    assert not found.explained and not found.rebuilt.compared, "signs are fewer bits than an image"
+
+
+def assigned(truth: Tensor, found: Tensor) -> list[int]:
+    return [guess for _, guess in assign(truth, found)]
 
 
 def test_an_update_that_no_image_made_is_not_explained_either_way(task: Task, batch) -> None:  # noqa: ANN001

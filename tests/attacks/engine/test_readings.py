@@ -1,7 +1,9 @@
-"""Whatever loss a client has, and whatever part of the update it sends: its true image misses nothing of it."""
+"""Whatever loss and optimizer a client has, and whatever its app sends: the true image misses nothing of an update that
+is read so, and others do."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,9 +12,20 @@ from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
 from prunella.attacks.engine.local_steps import linearised
-from prunella.attacks.engine.matching import target_of
-from prunella.attacks.engine.others import missed
-from prunella.attacks.engine.readings import ANY_LOSS, MOVED, logit_bias, readings
+from prunella.attacks.engine.matching import Target, target_of
+from prunella.attacks.engine.others import missed, others_of
+from prunella.attacks.engine.readings import (
+    ANY_LOSS,
+    MOVED,
+    OPPOSITE,
+    SCALES,
+    SIGNS,
+    WEIGHTS,
+    at_once,
+    less_weights,
+    logit_bias,
+    readings,
+)
 from prunella.attacks.score.level import FITTED
 from prunella.core.randomness import stream
 from prunella.core.types import ServerView
@@ -62,6 +75,11 @@ def view_of(task: Task, x: Tensor, y: Tensor, loss: Loss = cross_entropy) -> Ser
     return ServerView(params, update, buffers=buffers, num_examples=1, steps=1, batch_size=1, learning_rate=0.1)
 
 
+def read(view: ServerView, task: Task, x: Tensor) -> dict[str, Target]:
+    """What else the update may be, by how it is read."""
+    return {how: target for how, _, target in readings(view, target_of(view, task.build(), True, len(x)), x[:1])}
+
+
 def largest(view: ServerView) -> ServerView:
     """``view`` of an app that sends the largest fifth of each tensor, and says nothing of it."""
     few = {}
@@ -74,9 +92,9 @@ def largest(view: ServerView) -> ServerView:
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_true_image_misses_nothing_under_any_loss(task: Task, batch, loss: Loss) -> None:  # noqa: ANN001
     own, other = batch(0, 1), batch(1, 1)
-    target = target_of(view_of(task, own.x, own.y, loss), task.build(), True, 1)
-    read = readings(target, own.x)[ANY_LOSS]
-    assert missed(read, own.x, own.y) < 1e-9 < 1e-3 < missed(read, other.x, own.y)
+    view = view_of(task, own.x, own.y, loss)
+    target, told = target_of(view, task.build(), True, 1), read(view, task, own.x)[ANY_LOSS]
+    assert missed(told, own.x, own.y) < 1e-9 < 1e-3 < missed(told, other.x, own.y)
     if loss in UNLIKE:  # the others of one image are nearly a multiple of cross-entropy's
         assert missed(target, own.x, own.y) > FITTED
 
@@ -84,10 +102,10 @@ def test_the_true_image_misses_nothing_under_any_loss(task: Task, batch, loss: L
 def test_a_descent_under_any_loss_has_the_slope_on_the_image_that_differences_have(task: Task, batch) -> None:  # noqa: ANN001
     """The logits' bias has a gradient that no image moves: the descents ended there in an error that nobody saw."""
     own, at = batch(0, 1), torch.full((1, *task.shape), 0.4)
-    read = readings(target_of(view_of(task, own.x, own.y, several_labels), task.build(), True, 1), own.x)[ANY_LOSS]
-    doubled = {name: p.double() for name, p in read.params.items()}
+    told = read(view_of(task, own.x, own.y, several_labels), task, own.x)[ANY_LOSS]
+    doubled = {name: p.double() for name, p in told.params.items()}
     target = replace(
-        read, params=doubled, flat=read.flat.double(), slope=read.slope.double(), module=read.module.double()
+        told, params=doubled, flat=told.flat.double(), slope=told.slope.double(), module=told.module.double()
     )  # type: ignore[union-attr]
     flat, pullback = linearised(target, at.double(), own.y)
     draw = torch.randn(flat.shape, generator=stream(0, purpose="slope"), dtype=torch.double)
@@ -102,16 +120,101 @@ def test_signs_are_the_gradient_of_no_loss(batch) -> None:  # noqa: ANN001
     task, own = ModuleTask("linear", (1, 8, 8), 10, nn.Sequential(nn.Flatten(), nn.Linear(64, 10))), batch(0, 1)
     view = view_of(task, own.x, own.y)
     signs = replace(view, update={name: 1e-3 * t.sign() for name, t in view.update.items()})
-    assert ANY_LOSS in readings(target_of(view, task.build(), True, 1), own.x)
-    assert readings(target_of(signs, task.build(), True, 1), own.x) == {}
+    assert ANY_LOSS in read(view, task, own.x)
+    assert SIGNS in read(signs, task, own.x) and SIGNS not in read(view, task, own.x)
+    all_moved = replace(view, update={name: 2e-3 * (t >= 0) - 1e-3 for name, t in view.update.items()})
+    assert list(read(all_moved, task, own.x)) == [SIGNS]
+
+
+def stepped(task: Task, x: Tensor, y: Tensor, optimizer: Callable[..., torch.optim.Optimizer]) -> ServerView:
+    """What a server sees of one step of an optimizer, taking it for SGD: the difference of float32 weights."""
+    view, module = view_of(task, x, y), task.build()
+    module.load_state_dict(view.params, strict=False)
+    taker = optimizer(module.parameters())
+    cross_entropy(module(x), y).backward()
+    taker.step()
+    after = dict(module.named_parameters())
+    return replace(view, update={name: after[name].detach() - p for name, p in view.params.items()})
+
+
+def clipped(view: ServerView) -> ServerView:
+    """``view`` of an app that clips values one by one, at their usual size."""
+    return replace(view, update={name: u.clamp(-u.abs().mean(), u.abs().mean()) for name, u in view.update.items()})
+
+
+OPTIMIZERS = [partial(torch.optim.AdamW, lr=1e-3), partial(torch.optim.RMSprop, lr=1e-3), partial(torch.optim.Adagrad)]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_of_a_step_of_another_optimizer_the_true_image_has_the_signs(task: Task, batch, optimizer) -> None:  # noqa: ANN001
+    own, other = batch(0, 1), batch(1, 1)
+    view = stepped(task, own.x, own.y, optimizer)
+    plain, told = target_of(view, task.build(), True, 1), at_once(view, target_of(view, task.build(), True, 1))
+    assert told is not None and told.how.endswith(SIGNS)
+    assert missed(told.target, own.x, own.y) < 0.5 * missed(told.target, other.x, own.y)
+    assert missed(told.target, own.x, own.y) < 0.2 * missed(plain, own.x, own.y)
+    assert not others_of(told.view, told.target, own.x, own.y).beaten(0.0), "signs are fewer bits than an image"
+
+
+def test_values_clipped_one_by_one_keep_their_signs_and_a_gradient_is_no_such_update(task: Task, batch) -> None:  # noqa: ANN001
+    own, view = batch(0, 1), view_of(task, batch(0, 1).x, batch(0, 1).y)
+    target = target_of(clipped(view), task.build(), True, 1)
+    told = at_once(clipped(view), target)
+    assert told is not None and told.how == SIGNS
+    assert missed(told.target, own.x, own.y) < 0.2 * missed(target, own.x, own.y)
+    assert at_once(view, target_of(view, task.build(), True, 1)) is None
+
+
+def wrongly(view: ServerView, sent: Callable[[Tensor, Tensor], Tensor]) -> ServerView:
+    """``view`` of an app that answers with what ``sent`` makes of weights and update: a recorder takes weights away."""
+    return replace(view, update={name: sent(p, view.update[name]) - p for name, p in view.params.items()})
+
+
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize(
+    ("sent", "how"),
+    [
+        (lambda p, u: u, WEIGHTS),
+        (lambda p, u: -10 * u, OPPOSITE),
+        (lambda p, u: 600 * (p + u), WEIGHTS),
+        (lambda p, u: 0.9 * p + u, WEIGHTS),
+    ],
+    ids=["differences", "gradients", "weighted weights", "decay"],
+)
+def test_a_multiple_of_the_weights_is_no_part_of_a_gradient(task: Task, batch, sent, how: str, images: int) -> None:  # noqa: ANN001
+    own = batch(0, images)
+    view = replace(view_of(task, own.x, own.y), num_examples=images, batch_size=images)
+    seen = wrongly(view, sent)
+    plain = target_of(seen, task.build(), True, images)
+    assert missed(read(seen, task, own.x)[how], own.x, own.y) < 1e-4 < FITTED < missed(plain, own.x, own.y)
+    told = at_once(seen, plain)
+    assert told is not None and told.how == WEIGHTS
+
+
+def test_weight_decay_that_the_view_tells_is_left_to_it(task: Task, batch) -> None:  # noqa: ANN001
+    own = batch(0, 1)
+    told = replace(wrongly(view_of(task, own.x, own.y), lambda p, u: 0.98 * p + u), weight_decay=0.2)
+    assert less_weights(told) is None and missed(target_of(told, task.build(), True, 1), own.x, own.y) < 1e-6
+    assert less_weights(replace(told, weight_decay=0.0)) is not None
+    assert less_weights(view_of(task, own.x, own.y)) is None
+
+
+def test_rates_by_layer_leave_each_tensor_its_direction(task: Task, batch) -> None:  # noqa: ANN001
+    own, other = batch(0, 1), batch(1, 1)
+    view = view_of(task, own.x, own.y)
+    lars = replace(view, update={name: u * view.params[name].norm() / u.norm() for name, u in view.update.items()})
+    told = read(lars, task, own.x)[SCALES]
+    plain = target_of(lars, task.build(), True, 1)
+    assert missed(told, own.x, own.y) < 1e-9 < FITTED < missed(plain, own.x, own.y)
+    assert missed(told, other.x, own.y) > FITTED
 
 
 def test_what_an_app_does_not_send_is_not_taken_for_zero(task: Task, batch) -> None:  # noqa: ANN001
     own = batch(0, 1)
     view = largest(view_of(task, own.x, own.y))
     target = target_of(view, task.build(), True, 1)
-    assert missed(readings(target, own.x)[MOVED], own.x, own.y) < 1e-9 < FITTED < missed(target, own.x, own.y)
-    assert ANY_LOSS not in readings(target, own.x), "a slope of zero may not have been sent"
+    assert missed(read(view, task, own.x)[MOVED], own.x, own.y) < 1e-9 < FITTED < missed(target, own.x, own.y)
+    assert ANY_LOSS not in read(view, task, own.x), "a slope of zero may not have been sent"
 
 
 class Added(nn.Module):
@@ -132,6 +235,6 @@ class Added(nn.Module):
 def test_the_bias_is_told_by_its_gradient_and_not_by_its_name(batch, bias: bool) -> None:  # noqa: ANN001
     torch.manual_seed(0)
     task, own = ModuleTask("added", (1, 8, 8), 10, Added(bias)), batch(0, 1)
-    target = target_of(view_of(task, own.x, own.y, several_labels), task.build(), True, 1)
-    assert logit_bias(target, own.x) == ("beta" if bias else None)
-    assert (ANY_LOSS in readings(target, own.x)) is bias
+    view = view_of(task, own.x, own.y, several_labels)
+    assert logit_bias(target_of(view, task.build(), True, 1), own.x) == ("beta" if bias else None)
+    assert (ANY_LOSS in read(view, task, own.x)) is bias

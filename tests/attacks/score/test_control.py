@@ -1,4 +1,5 @@
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from prunella.strategies.round.local import Procedure, Received, local_update
 from prunella.tasks.examples import Examples
 from prunella.tasks.task import ModuleTask, Task, initial
 from prunella.tasks.training import Sgd, loss_and_gradient
-from tests.attacks.engine.test_readings import UNLIKE, view_of
+from tests.attacks.engine.test_readings import UNLIKE, stepped, view_of, wrongly
 
 
 def rebuilt(task: Task, state: tuple[Tree, Tree], truth: PrivateBatch, attack: Inversion, seed: int = 0) -> Leakage:
@@ -125,3 +126,11 @@ def test_one_image_made_an_update_whatever_its_loss(task, batch, loss) -> None:
     assert made_by(task, view, own) is True
     assert made_by(task, view, PrivateBatch(other.x, own.y)) is False
     assert made_by(task, view, PrivateBatch(own.x.flip(-1), own.y)) is False
+
+
+def test_a_step_of_another_optimizer_was_made_by_its_own_images_alone(task: Task, batch) -> None:  # noqa: ANN001
+    own, other = batch(0, 1), batch(1, 1)
+    view = stepped(task, own.x, own.y, partial(torch.optim.AdamW, lr=1e-3))
+    assert made_by(task, view, own) is True and made_by(task, view, other) is False
+    answered = wrongly(view_of(task, own.x, own.y), lambda p, u: u)
+    assert made_by(task, answered, own) is True and made_by(task, answered, other) is False
