@@ -39,12 +39,15 @@ from prunella.benchmarks.registry import CLAIMS, TABLES
 from prunella.benchmarks.scenarios.board import BOARD, submission
 from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.foreign import is_foreign, lookup
+from prunella.core.interrupts import signals_interrupt
 
 VERSION = 1
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"  # of a checkout
 USAGE, INTERRUPTED = 2, 130
-EPILOG = "Exit code: 0, 2 for what you can fix, 130 after Ctrl-C. A run that was stopped goes on where it was."
+EPILOG = (
+    "Exit code: 0, 2 for what you can fix, 130 after Ctrl-C or SIGTERM. A run that was stopped goes on where it was."
+)
 TOO_SHORT = "the budget was over before one cell and its control: give it more time; they are kept"
 UNITS = {"s": 1, "min": 60, "h": 3600}
 
@@ -221,7 +224,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         must_be_writable(chosen.out, "--out")
         if not (chosen.index or chosen.pages):
-            return measure(chosen)
+            with signals_interrupt():
+                return measure(chosen)
         written = write_pages((*CLAIMS.values(), *TABLES.values()), chosen.out) if chosen.pages else []
         print(*written, write_index(CLAIMS.values(), chosen.out), sep="\n")
     except PrunellaError as error:

@@ -30,6 +30,7 @@ from prunella.benchmarks.engine.images import cached_client
 from prunella.benchmarks.reproduce import EPILOG, INTERRUPTED, USAGE, seconds
 from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError, PrunellaError
+from prunella.core.interrupts import signals_interrupt
 from prunella.deploy.runtime import settings as app_settings
 from prunella.server.report.units import duration
 from prunella.tasks.data import Partition, describe
@@ -210,7 +211,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError("--supernodes is at least 1, --short at least 0, and --may-lose from 0 to 100")
         must_be_writable(chosen.out, "--out")
         must_be_writable(chosen.cache, "--cache")
-        answer(chosen)
+        with signals_interrupt():
+            answer(chosen)
     except PrunellaError as error:
         print(f"advise: {error}", file=sys.stderr)
         return USAGE

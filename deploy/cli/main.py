@@ -311,7 +311,7 @@ def advise(
     chosen = [word for each in settings or [] for word in ("-c", each)]
     chosen += given(supernodes=supernodes, budget=budget, may_lose=may_lose, short=short, out=out, cache=cache)
     with explained():
-        raise typer.Exit(measure(ADVISE, chosen))
+        measure(ADVISE, chosen)
 
 
 @app.command()
@@ -370,7 +370,7 @@ def reproduce(
     chosen += given(size=size, out=out, cache=cache, jobs=jobs, device=device, data=data, budget=budget)
     chosen += given(submit=submit, stored=stored)
     with explained():
-        raise typer.Exit(measure(REPRODUCE, chosen))
+        measure(REPRODUCE, chosen)
 
 
 @app.command()

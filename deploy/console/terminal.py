@@ -1,6 +1,6 @@
 """What all commands share: the terminal, exit codes, and errors in one line.
 
-Exit codes: 0 success, 1 the federation (or a check) failed, 2 wrong usage or setting, 130 Ctrl-C.
+Exit codes: 0 success, 1 the federation (or a check) failed, 2 wrong usage or setting, 130 Ctrl-C or SIGTERM.
 """
 
 import errno
@@ -31,12 +31,15 @@ def say(text: str, to: Console = console) -> None:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn errors that the user can fix into one line and an exit code."""
+    """Turn errors that the user can fix into one line and an exit code; SIGTERM and a closed terminal act like Ctrl-C,
+    so that no command leaves its temporary files and processes behind."""
     from prunella.core.errors import PrunellaError
     from prunella.core.extras import extra_of
+    from prunella.core.interrupts import signals_interrupt
 
     try:
-        yield
+        with signals_interrupt():
+            yield
     except (UsageError, PrunellaError) as error:
         fail(str(error), USAGE)
     except LaunchError as error:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from prunella.core.interrupts import signals_interrupt
 from prunella.deploy.console.progress import ConsoleView
 from prunella.deploy.errors import UsageError
 from prunella.deploy.local.topology import Ports, deployment, own_map, simulation
@@ -23,7 +24,7 @@ from prunella.deploy.runtime.patches import POLL, poll_for
 from prunella.deploy.runtime.processes import Backend, StockBackend, ZygoteBackend
 from prunella.deploy.runtime.request import RunRequest, describe, run_config, submission
 from prunella.deploy.runtime.services import Value
-from prunella.deploy.runtime.watch import Outcome, Watch, signals_interrupt
+from prunella.deploy.runtime.watch import Outcome, Watch
 
 ROOM, ROOM_EACH = 50_000_000, 5_000_000  # bytes that a run writes before its first round, and each SuperNode of it
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from prunella.core.interrupts import signals_interrupt
 from prunella.deploy.console.progress import ConsoleView, Follower
 from prunella.deploy.errors import LaunchError, UsageError
 from prunella.deploy.machines.keys import KeyFileError, Keys, present
@@ -24,7 +25,7 @@ from prunella.deploy.runtime.processes import Process, StockBackend
 from prunella.deploy.runtime.request import RunRequest, describe, run_config, submission
 from prunella.deploy.runtime.services import Folders
 from prunella.deploy.runtime.services import control as control_process
-from prunella.deploy.runtime.watch import INTERVAL, Outcome, Watch, signals_interrupt
+from prunella.deploy.runtime.watch import INTERVAL, Outcome, Watch
 
 EVERY = 1.0  # seconds between two checks of the status: each is a line in the SuperLink's log
 PATIENCE = 120.0  # seconds a SuperLink may be away in the middle of a run

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from prunella.core.interrupts import signals_interrupt
 from prunella.deploy.errors import LaunchError
 from prunella.deploy.machines.commands import EXECUTOR
 from prunella.deploy.machines.connection_errors import ConnectionProblem, diagnose
@@ -21,7 +22,7 @@ from prunella.deploy.runtime import requirements
 from prunella.deploy.runtime.patches import POLL
 from prunella.deploy.runtime.processes import Backend, Exit, Process, StockBackend, ZygoteBackend
 from prunella.deploy.runtime.services import SUPERLINK, SUPERNODE, command_line
-from prunella.deploy.runtime.watch import INTERVAL, signals_interrupt
+from prunella.deploy.runtime.watch import INTERVAL
 
 FULL, LOOK = 1_000_000, 10.0  # bytes below which a disk counts as full, and seconds between two looks at it
 DAY = 24 * 3600.0  # seconds between two reminders

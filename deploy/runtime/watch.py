@@ -4,10 +4,8 @@ What became of a run is what Flower says (``finished:completed``), never an exit
 """
 
 import re
-import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -141,18 +139,3 @@ class Watch:
             "a round now waits for more clients (min-clients) than are left, and nothing starts it again: the run will "
             "end when round-seconds are over. Stop it with Ctrl-C, and go on with --resume"
         )
-
-
-@contextmanager
-def signals_interrupt() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal act like Ctrl-C, so that every ``finally`` runs."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

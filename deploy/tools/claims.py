@@ -1,10 +1,11 @@
-"""``prunella reproduce`` and ``prunella advise`` run in their own process, since ``deploy`` must not import them."""
+"""``prunella reproduce`` and ``prunella advise`` are started anew, since ``deploy`` must not import them."""
 
-import subprocess
+import os
 import sys
 from collections.abc import Sequence
 from importlib import resources
 from importlib.util import find_spec
+from typing import NoReturn
 
 from prunella.deploy.errors import UsageError
 from prunella.deploy.runtime.processes import environment, importable
@@ -29,8 +30,12 @@ def given(**values: object) -> list[str]:
     return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value not in (None, "")]
 
 
-def measure(module: Sequence[str], arguments: Sequence[str]) -> int:
-    """Run a module with its own options; its exit code. Raises ``UsageError`` where what it needs is not installed."""
+def measure(module: Sequence[str], arguments: Sequence[str]) -> NoReturn:
+    """Become a module with its own options. As another process, it would be killed a moment after Ctrl-C, before it has
+    written what it found, and survive a signal to this one. Raises ``UsageError`` where what it needs is not installed.
+    """
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise UsageError(f"this needs {', '.join(missing)}: pip install 'prunella[benchmarks]'")
-    return subprocess.run([sys.executable, *module, *arguments], env=importable(environment())).returncode
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *module, *arguments], importable(environment()))

@@ -1,0 +1,78 @@
+"""A command that is ended from outside cleans up, and one that was told to stay stays."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from prunella.core.interrupts import signals_interrupt
+
+# A command with a temporary folder and, as pip is one, a process of its own that takes its time.
+COMMAND = """
+import subprocess, sys, tempfile, typer
+from prunella.deploy.console.terminal import explained
+try:
+    with explained(), tempfile.TemporaryDirectory(dir=sys.argv[1]):
+        child = "import time; print('there', flush=True); time.sleep(float(input()))"
+        subprocess.run([sys.executable, "-c", child], check=True)
+except typer.Exit as ended:
+    sys.exit(ended.exit_code)
+print("done", flush=True)
+"""
+
+
+def begun(folder: Path, ignored: str = "") -> subprocess.Popen[str]:
+    """The command, once its own process is there and waits to be told for how long."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=(lambda: signal.signal(getattr(signal, ignored), signal.SIG_IGN)) if ignored else None,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "there\n"
+    assert list(folder.iterdir())
+    return process
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_command_that_is_ended_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
+    process = begun(tmp_path)
+    process.send_signal(getattr(signal, name))
+    assert process.wait(timeout=60) == 130 and process.stdout is not None and process.stderr is not None
+    assert process.stdout.read() == ""  # which ends when the process that it started has ended, too
+    assert process.stderr.read() == "prunella: stopped\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_under_nohup_a_closed_terminal_ends_nothing(tmp_path: Path) -> None:
+    process = begun(tmp_path, "SIGHUP")
+    process.send_signal(signal.SIGHUP)
+    out, err = process.communicate("0\n", timeout=60)
+    assert (process.returncode, out, err) == (0, "done\n", "")
+
+
+def test_afterwards_the_signals_are_whose_they_were() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), signals_interrupt():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_in_another_thread_it_changes_nothing() -> None:
+    """Python takes handlers of signals in the main thread only, and raises elsewhere."""
+    passed: list[bool] = []
+
+    def work() -> None:
+        with signals_interrupt():
+            passed.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert passed
