@@ -131,11 +131,13 @@ def front(found: Iterable[Standing]) -> list[Standing]:
 
 class Advice(NamedTuple):
     """``chosen`` loses at most what may go against ``reference``, the most accurate without a defense; ``safest`` is
-    what accuracy would have to go for, where that is in a better tier than ``chosen``."""
+    what accuracy would have to go for, where that is in a better tier than ``chosen``; ``defended``, whether any
+    defense was tried."""
 
     reference: Standing
     chosen: Standing
     safest: Standing | None
+    defended: bool
 
     @property
     def protects(self) -> bool:
@@ -172,7 +174,8 @@ def lost_interval(one: Standing, reference: Standing) -> tuple[float, float] | N
 
 def advise(found: Iterable[Standing], may_lose: float) -> Advice | None:
     """What follows, where ``may_lose`` points of accuracy may go; None where nothing without a defense learned."""
-    learned = [each for each in found if each.trained]
+    every = list(found)
+    learned = [each for each in every if each.trained]
     plain = [each for each in learned if each.proposal.chain == NONE]
     if not plain:
         return None
@@ -181,7 +184,7 @@ def advise(found: Iterable[Standing], may_lose: float) -> Advice | None:
     chosen = min(allowed, key=lambda each: each.rank)
     better = [each for each in learned if each.tier in SAFE and TIERS.index(each.tier) < TIERS.index(chosen.tier)]
     safest = min(better, key=lambda each: (TIERS.index(each.tier), -each.accuracy)) if better else None
-    return Advice(reference, chosen, safest)
+    return Advice(reference, chosen, safest, any(each.proposal.chain != NONE for each in every))
 
 
 def hopeful(found: Iterable[Standing]) -> list[Standing]:

@@ -60,6 +60,8 @@ def headline(advice: Advice, may_lose: float) -> str:
     """
     chosen, name = advice.chosen, advice.chosen.proposal.name
     limit = f"{may_lose:g} {'point' if may_lose == 1 else 'points'} of accuracy"
+    if not advice.protects and not advice.defended:
+        return "No defense was tried yet, so this is no answer."
     if not advice.protects:
         start = f"Nothing that was tried protects for at most {limit}."
         if advice.safest is None:
@@ -83,6 +85,11 @@ def reasons(advice: Advice, question: Question) -> list[str]:
     """What the headline rests on."""
     one, reference = advice.recommended, advice.reference
     if not advice.answered:
+        if not advice.defended:
+            return [
+                f"{capital(one.proposal.name)}: {leaked(one, question)}.",
+                "The same command with more time goes on.",
+            ]
         least = f"The least came back behind {one.proposal.name}: {leaked(one, question)}."
         return [least, "More time tries more strengths of each defense; a defense with an ε needs a model that learns."]
     found = [

@@ -25,6 +25,15 @@ def test_a_leak_within_the_limit_is_no_answer() -> None:
     assert "dp-sgd at ε 4" in headline(dearer, 2.0) and "15.0 points" in headline(dearer, 2.0)
 
 
+def test_where_the_budget_tried_no_defense_none_is_said_to_fail() -> None:
+    for level in ("rebuilt", "traces"):
+        said = advise([standing(NONE, row(0.95, level))], 2.0)
+        assert said is not None and not said.answered
+        told = " ".join([headline(said, 2.0), *reasons(said, question())])
+        assert "No defense was tried" in told and "goes on" in told
+        assert "protects" not in told and "costs more" not in told and "behind" not in told
+
+
 def test_what_has_no_epsilon_is_no_promise() -> None:
     clear = advise([standing(NONE, row(0.95)), standing(DGP, row(0.94, "baseline"))], 2.0)
     assert clear is not None and "no promise" in headline(clear, 2.0)
