@@ -33,7 +33,7 @@ from prunella.benchmarks.engine.claim import SIZES, Claim, Size, judged
 from prunella.benchmarks.engine.machine import machine, use_device
 from prunella.benchmarks.engine.measuring import ALONE, Plan, RunLimits, Say, fill, missing, points
 from prunella.benchmarks.engine.results import Measured, listing, write
-from prunella.benchmarks.engine.results_index import typical, write_index, write_pages
+from prunella.benchmarks.engine.results_index import must_be_ours, typical, write_index, write_pages
 from prunella.benchmarks.engine.stored import keep
 from prunella.benchmarks.registry import CLAIMS, TABLES
 from prunella.benchmarks.scenarios.board import BOARD, submission
@@ -168,10 +168,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def chosen_claims(chosen: Any, size: Size) -> list[Claim]:
-    """The one that was asked for, or all of this size."""
+    """The one that was asked for, or all of this size. Raises ``ConfigError``, also where there is another file in the
+    place of the list of claims."""
+    claims = [claim for claim in (*CLAIMS.values(), *TABLES.values()) if size in claim.sizes()]
     if chosen.submit or chosen.claim:
-        return [submission(chosen.submit) if chosen.submit else claim_of(chosen.claim)]
-    return [claim for claim in (*CLAIMS.values(), *TABLES.values()) if size in claim.sizes()]
+        claims = [submission(chosen.submit) if chosen.submit else claim_of(chosen.claim)]
+    if any(claim.name in CLAIMS for claim in claims):
+        must_be_ours(chosen.out)
+    return claims
 
 
 def measure(chosen: Any) -> int:
@@ -226,6 +230,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not (chosen.index or chosen.pages):
             with signals_interrupt():
                 return measure(chosen)
+        if not chosen.out.is_dir():
+            raise ConfigError(f"there is no folder {chosen.out}: name that of the results with --out")
+        must_be_ours(chosen.out)
         written = write_pages((*CLAIMS.values(), *TABLES.values()), chosen.out) if chosen.pages else []
         print(*written, write_index(CLAIMS.values(), chosen.out), sep="\n")
     except PrunellaError as error:

@@ -108,6 +108,13 @@ def write_pages(claims: Iterable[Claim], folder: Path) -> list[Path]:
     return [path for result in every for path in write(result, folder)]
 
 
+def must_be_ours(folder: Path) -> None:
+    """Raise ``ConfigError`` where the folder has a ``README.md`` that this command did not write."""
+    path, first = folder / "README.md", HEAD.splitlines()[0]
+    if path.exists() and not path.read_bytes().startswith(first.encode()):
+        raise ConfigError(f"{path} is not the list of claims that this command writes: choose another --out")
+
+
 def write_index(claims: Iterable[Claim], folder: Path) -> Path:
     """``README.md`` of the folder."""
     folder.mkdir(parents=True, exist_ok=True)

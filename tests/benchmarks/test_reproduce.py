@@ -148,6 +148,30 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
     assert "T1 holds" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("asked", [["--pages"], ["--index"], ["T1"]])
+def test_a_readme_of_somebody_elses_is_kept(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--out .`` is the user's own folder; the list of claims, once it is there, is written anew."""
+    laboratory = Laboratory()
+    monkeypatch.setitem(CLAIMS, "T1", laboratory.claim())
+    to, readme = ["--out", str(tmp_path), "--cache", str(tmp_path / "cache")], tmp_path / "README.md"
+    readme.write_text("# My project")
+    assert engine.main([*asked, *to]) == 2 and readme.read_text() == "# My project" and not laboratory.made
+    assert "README.md is not the list" in capsys.readouterr().err
+    readme.unlink()
+    for _ in range(2):
+        assert engine.main([*asked, *to]) == 0 and readme.read_text().startswith("# The papers' claims")
+
+
+@pytest.mark.parametrize("asked", ["--pages", "--index"])
+def test_results_that_are_not_there_are_no_results(
+    asked: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert engine.main([asked, "--out", str(tmp_path / "typo")]) == 2 and not (tmp_path / "typo").exists()
+    assert "there is no folder" in capsys.readouterr().err
+
+
 def test_progress_says_how_much_is_left(tmp_path: Path) -> None:
     lines: list[str] = []
     engine.reproduce(Laboratory().claim(), "small", tmp_path, None, lines.append)
