@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     enough for workers to end together."""
 
     def later(item: pytest.Item) -> tuple[bool, bool]:
-        file = item.path.relative_to(ROOT).as_posix()
+        file = item.path.resolve().relative_to(ROOT).as_posix()  # a clone may be named by a link
         return item.get_closest_marker("federation") is None, not shares_federation(file)
 
     items.sort(key=later)
