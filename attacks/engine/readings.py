@@ -37,8 +37,10 @@ READINGS = (ANY_LOSS, MOVED, SCALES, WEIGHTS, OPPOSITE)  # all that images may e
 _SAME = 1e-4  # relative distance up to which the gradient of a parameter is the slope that was put in
 _STILL = 0.5  # share of the update that did not move, from which on a zero may be a value that was not sent
 _MANY = 100  # values of a tensor from which on their sizes, or their share of the weights, say something
-# Mean size squared over mean square: 0.64 of normal values, 1 of signs, and less than 0.5 of most gradients.
-_FLAT = 0.65
+# Mean size squared over mean square: 0.64 of normal values, 1 of signs, and less than 0.6 of most gradients. Where it
+# is plainly more, signs are compared before all else. One linear layer of two classes has that of its inputs, up
+# to 0.94 of photographs: what the view says is asked about afterwards.
+_FLAT, _FLATTEST = 0.65, 0.75
 _SOFT = 0.2  # of the usual size: what is far above it counts as its sign
 # The weights are in an update where without them so little of its size is left, or so many values are still.
 _LESS, _STILLED = 0.9, 0.01
@@ -204,7 +206,7 @@ def at_once(view: ServerView, target: Target) -> OtherReading | None:
     less = less_weights(view)
     seen, before = (view, "") if less is None else (less.view, f"{WEIGHTS}, ")
     problem = target if less is None else seen_as(target, seen)
-    if even(problem):
+    if even(problem) and evenness(problem) > _FLATTEST:
         return OtherReading(before + SIGNS, seen, by_signs(problem))
     if less is None or less.kept > MOSTLY:
         return None
@@ -218,9 +220,9 @@ def readings(view: ServerView, target: Target, x: Tensor) -> list[OtherReading]:
         view, target, before = less.view, seen_as(target, less.view), f"{WEIGHTS}, "
         found.append(OtherReading(WEIGHTS, view, target if less.whole else beside_weights(target)))
         found += [opposite(view, target)] if less.whole else []
-    if evenness(target) > _FLAT:
-        found.append(OtherReading(before + SIGNS, view, by_signs(target)))
     if not even(target) and view.images_used == 1 and view.steps in (None, 1):
         more = {ANY_LOSS: of_any_loss(target, x), MOVED: of_what_moved(target), SCALES: at_own_scales(target)}
         found += [OtherReading(before + how, view, each) for how, each in more.items() if each is not None]
+    if evenness(target) > _FLAT:  # last, since it explains nothing
+        found.append(OtherReading(before + SIGNS, view, by_signs(target)))
     return found

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from prunella.attacks.engine.readings import ANY_LOSS, MOVED, SIGNS, WEIGHTS
+from prunella.attacks.engine.matching import target_of
+from prunella.attacks.engine.readings import ANY_LOSS, MOVED, SIGNS, WEIGHTS, at_once
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.portfolio import Portfolio, reconstruct
 from prunella.attacks.score.leakage import assign, psnr
@@ -56,6 +57,20 @@ def test_what_an_app_sends_in_place_of_weights_is_rebuilt(task: Task, batch, ima
     found = attempt(wrongly(view, lambda p, u: u), task, order, ResumeStore())
     assert min(psnr(own.x, found.rebuilt.x[assigned(own.x, found.rebuilt.x)])) > 30 and found.explained
     assert str(found.rebuilt.found_by).endswith(WEIGHTS)
+
+
+def test_a_gradient_that_looks_like_signs_is_rebuilt_as_the_view_says() -> None:
+    """Of two classes one linear layer's gradient is the image, in either sign: of a pale one, nearly the same size
+    everywhere."""
+    torch.manual_seed(0)
+    task = ModuleTask("linear", (1, 8, 8), 2, nn.Sequential(nn.Flatten(), nn.Linear(64, 2)))
+    x, y = 0.6 + 0.3 * torch.rand(1, 1, 8, 8), torch.tensor([1])
+    view = view_of(task, x, y)
+    told = at_once(view, target_of(view, task.build(), True, 1))
+    assert told is not None and told.how == SIGNS
+    order = Order("portfolio", SHORT, stream(0, purpose="attack"))
+    found = attempt(view, task, order, ResumeStore())
+    assert psnr(x, found.rebuilt.x)[0] > 60 and found.explained and not str(found.rebuilt.found_by).endswith(SIGNS)
 
 
 def test_of_values_clipped_one_by_one_an_image_is_rebuilt_and_never_explained(task: Task, batch) -> None:  # noqa: ANN001
