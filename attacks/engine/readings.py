@@ -112,7 +112,7 @@ def signs(gradient: Tree) -> Tree:
     """The signs of a gradient, softly: g / sqrt(g^2 + s^2), where s is far below the usual size of the tensor's values.
 
     >>> signs({"w": torch.tensor([-1.0, 0.0, 2.0])})["w"]
-    tensor([-0.9795,  0.0000,  0.9948])
+    tensor([-0.9601,  0.0000,  0.9896])
     """
 
     def soft(g: Tensor) -> Tensor:
