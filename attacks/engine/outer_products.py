@@ -25,7 +25,8 @@ from prunella.tasks.models.layers import Shape
 
 _SAME = 1e-4  # relative difference up to which two figures are one: an update is a difference of rounded weights
 _RIDGE = 1e-6  # of the span of several inputs, which may be alike
-_FEW = 0.02  # share of a row's figures that must agree: by chance less than a hundredth does
+# Share of a row's figures that must agree, and their number: by chance less than a hundredth does.
+_FEW, _LEAST = 0.02, 4
 # Weight of "this input is small", of columns that no two rows have: on MNIST it adds 16 dB, 0.3 adds as much.
 _SMALL = 0.1
 _FAITHFUL = 0.9  # share of a gradient that one outer product explains, where nothing was made up
@@ -134,17 +135,9 @@ def by_bias(weight: Tensor, bias: Tensor, arrived: Tensor) -> Reading:
 
 
 def by_agreement(weight: Tensor, bias: Tensor | None, arrived: Tensor) -> Reading | None:
-    """The input in every column in which two rows agree; None where rows have no ratio in common."""
-    pivot = int((weight != 0).sum(dim=1).argmax())
-    ratios = torch.zeros(len(weight), dtype=weight.dtype, device=weight.device)
-    ratios[pivot] = 1.0
-    for k in range(len(weight)):
-        both = (weight[k] != 0) & (weight[pivot] != 0)
-        if k == pivot or int(both.sum()) < 8:
-            continue
-        ratio, count = most_frequent(weight[k][both] / weight[pivot][both])
-        if count >= max(4, _FEW * int(both.sum())):
-            ratios[k] = ratio
+    """The input in every column in which two rows agree, or, where hardly any disagree, that one has; None where rows
+    have no ratio in common."""
+    ratios = ratios_of(weight)
     rows = ratios != 0
     if int(rows.sum()) < 2:
         return None
@@ -153,6 +146,9 @@ def by_agreement(weight: Tensor, bias: Tensor | None, arrived: Tensor) -> Readin
     best = torch.nan_to_num(apart, nan=torch.inf).min(dim=0)
     known = best.values < _SAME
     row = torch.where(known, each[1:].gather(0, best.indices[None])[0], 0.0)
+    told = each.isfinite().sum(dim=0)
+    if float(known[told > 1].double().mean()) >= _FAITHFUL:  # of nothing at all it is nan
+        row, known = torch.where(told == 1, each[0], row), known | (told == 1)
     scale = 0.0
     if bias is not None and int((rows & (bias != 0)).sum()) > 1:
         scale, count = most_frequent(bias[rows & (bias != 0)] / ratios[rows & (bias != 0)])
@@ -160,6 +156,26 @@ def by_agreement(weight: Tensor, bias: Tensor | None, arrived: Tensor) -> Readin
     slope = ratios * scale if scale and bool(rows.all()) else None
     weights = torch.where(known, 1.0, _SMALL)
     return Reading((row / scale if scale else row)[None], weights, bool(scale), False, slope, bool(arrived.all()))
+
+
+def ratios_of(weight: Tensor) -> Tensor:
+    """Each row [K] over the fullest one, 0 where the two have no ratio in common. Where few values arrived they may
+    have few columns in common, so a row is compared with all that the rows before it tell of the input.
+
+    >>> ratios_of(torch.tensor([[1.0, 2, 3, 4, 5, 0], [2.0, 4, 6, 8, 0, 9], [0, 6, 9, 12, 0, 13.5]]))
+    tensor([1., 2., 3.])
+    """
+    pivot = int((weight != 0).sum(dim=1).argmax())
+    ratios, row = torch.zeros_like(weight[:, 0]), weight[pivot].clone()
+    ratios[pivot], before = 1.0, 0
+    while before < (before := int((ratios != 0).sum())):
+        for k in (ratios == 0).nonzero().flatten().tolist():
+            both = (weight[k] != 0) & (row != 0)
+            ratio, count = most_frequent(weight[k][both] / row[both])
+            if count >= max(_LEAST, _FEW * int(both.sum())):
+                ratios[k] = ratio
+                row = torch.where(row == 0, weight[k] / ratio, row)
+    return ratios
 
 
 def most_frequent(values: Tensor) -> tuple[float, int]:

@@ -72,6 +72,20 @@ def test_what_a_filling_left_true_is_told_by_agreement_and_noise_has_none() -> N
     assert by_agreement(noise, None, torch.ones_like(true)) is None
 
 
+@pytest.mark.parametrize(("share", "columns"), [(0.3, 200), (0.2, 200), (0.2, 3000), (0.15, 500)])
+def test_of_few_values_that_were_drawn_the_rows_tell_each_other_s_ratios(share: float, columns: int) -> None:
+    """No two rows need have many columns in common, and a column that only one has is as exact as any other."""
+    generator = stream(0, purpose="x")
+    slope, row = torch.randn(64, generator=generator).double(), torch.randn(columns, generator=generator).double()
+    sent = torch.rand((64, columns), generator=generator) < share
+    bias = torch.where(torch.rand(64, generator=generator) < share, slope, 0.0)
+    found = by_agreement(torch.outer(slope, row) * sent, bias, sent)
+    assert found is not None and found.scaled and not found.filled
+    assert bool((found.known == 1).all()) and torch.allclose(found.rows[0], row, rtol=1e-4)
+    noise = torch.randn((64, columns), generator=generator).double() * sent
+    assert by_agreement(noise, bias, sent) is None
+
+
 def test_the_most_frequent_figure_is_found_of_either_sign() -> None:
     noise = torch.linspace(0.1, 9, 50)
     assert most_frequent(torch.cat([noise, torch.full((4,), -3.0)])) == (pytest.approx(-3.0), 4)
