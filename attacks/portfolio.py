@@ -291,14 +291,15 @@ def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None, l
     case.parts += attempted(lambda: alone(case, _ONE))  # first: what is asked before may take all the time there is
     found, gains = explore(case, candidates, share), dict[Key, Gain]()
     plainly = [each for each in candidates if each.name in PLAINLY]
-    found = read_otherwise(case, found, lambda other: explore(other, plainly, share))
+    found = read_otherwise(case, found, lambda other, part: explore(other, plainly, part * share))
     if shadow is not None and case.setting.disturbed and settled(found, case.doubted):
         case.ambiguous = not confirmed(case, candidates, shadow)
         found += explore(case, candidates, share) if case.ambiguous else []
     latent = None if done(case, found) else components_of(case, shadow)
     found += by_labels(case, found, latent)
     found += by_components(case, found, latent, 0.3)
-    if found and shadow is not None and not settled(found, case.doubted) and not case.budget.late():
+    plain = not case.how  # rehearsals are of updates that are read as the view says
+    if found and shadow is not None and plain and not settled(found, case.doubted) and not case.budget.late():
         gains = rehearsed(case, candidates, shadow)
     if not found:  # the layer cannot be read: better a weak attack than none
         found = explore(case, WEAK if candidates else [], 0.8)
@@ -308,7 +309,8 @@ def sought(case: Case, candidates: Sequence[Candidate], shadow: Shadow | None, l
     best = best_of(found) if solved else finish(case, found, gains)
     if shadow is None or not learn or settled([best], case.doubted) or case.budget.late():
         return best
-    return chosen([best, *learnt(case, shadow, gains)], gains, case.doubted)
+    every = [best, *learnt(case, shadow, gains)]
+    return chosen(every, gains, case.doubted) if plain else best_of(every)
 
 
 def in_full(case: Case, attack: Portfolio, shadow: Shadow | None) -> list[Found]:

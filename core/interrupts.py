@@ -1,5 +1,6 @@
 """What ends a command as Ctrl-C does. Imports nothing heavy."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -8,21 +9,39 @@ from contextlib import contextmanager
 ENDING = ("SIGTERM", "SIGHUP")  # a service manager or a container ends it so; a terminal that is closed
 
 
+def ending() -> list[int]:
+    """The signals that end a command: those of ``ENDING`` that there are and that were not ignored when the process
+    began. Under ``nohup`` a command outlives its terminal."""
+    numbers = [getattr(signal, name) for name in ENDING if hasattr(signal, name)]
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def take(number: int) -> None:
+    """What every handler of these signals does first: what follows is not ended by another one (a closed terminal is
+    told by the shell and by the kernel), and does not fail for writing to a terminal that is gone."""
+    for each in ending():
+        signal.signal(each, signal.SIG_IGN)
+    if number == getattr(signal, "SIGHUP", None):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            if os.isatty(stream):
+                os.dup2(nowhere, stream)
+        os.close(nowhere)
+
+
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
     """Let SIGTERM and a closed terminal act like Ctrl-C, so that every ``finally`` runs.
 
-    What was ignored when the process began stays so: under ``nohup`` a command outlives its terminal. Outside the main
-    thread, where Python knows no signals, nothing changes.
+    What was ignored stays so. Outside the main thread, where Python knows no signals, nothing changes.
     """
 
-    def interrupt(*_: object) -> None:
+    def interrupt(number: int, _: object) -> None:
+        take(number)
         raise KeyboardInterrupt
 
     main = threading.current_thread() is threading.main_thread()
-    numbers = [getattr(signal, name) for name in ENDING if main and hasattr(signal, name)]
-    numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    before = {number: signal.signal(number, interrupt) for number in (ending() if main else [])}
     try:
         yield
     finally:

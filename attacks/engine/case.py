@@ -212,6 +212,7 @@ class Case:
         """Read the update as ``other`` does."""
         self.how, self.view, self.setting, self.ambiguous = other.how, other.view, other.setting, other.ambiguous
         self.fitted, self.judged = other.fitted, other.judged
+        self.parts = [part for part in self.parts if part.by.endswith(f", {self.how}")]  # the rest was judged otherwise
 
     def iterations(self, share: float, most: int) -> int:
         """How many iterations that share of the budget pays for."""

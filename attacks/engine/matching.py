@@ -31,7 +31,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from prunella.attacks.engine.cuts import cuts
 from prunella.attacks.engine.known_dropout import fix_dropout
 from prunella.attacks.engine.network import Network, network_of
-from prunella.attacks.engine.objectives import flatten
+from prunella.attacks.engine.objectives import flatten, split
 from prunella.core.errors import AttackError
 from prunella.core.trees import Mask, Tree, all_finite, apply_mask
 from prunella.core.types import ServerView
@@ -224,7 +224,10 @@ def dummy_gradient(target: Target, x: Tensor, y: Tensor, graph: bool = True) -> 
     """What the guess x [N, C, H, W], y [N] or [N, K] would have sent, one tensor per parameter, with its ``graph``; or
     what of it is compared."""
     gradient = _mean_gradient(target, x, y, graph)
-    return list((gradient if target.made is None else target.made(gradient)).values())
+    if target.made is not None:
+        seen = {} if target.support is None else split(target.support, target.params)
+        gradient = target.made({name: g * seen[name] if seen else g for name, g in gradient.items()})
+    return list(gradient.values())
 
 
 def _mean_gradient(target: Target, x: Tensor, y: Tensor, graph: bool) -> Tree:

@@ -14,9 +14,11 @@ from typing import TypeVar
 from prunella.attacks.engine.case import Case, Found
 from prunella.attacks.engine.choice import best_of, settled
 from prunella.attacks.engine.others import missed_by_others
+from prunella.attacks.engine.readings import SCALES
 from prunella.core.errors import AttackError, DefenseError
 
 _FAR_LESS = 1 / 3
+_RARE = 0.3  # of the share of another reading: scales of their own may be read of every single image
 Attempted = TypeVar("Attempted")
 
 
@@ -47,7 +49,7 @@ def _beside_others(case: Case, found: list[Found]) -> float:
     return best.missed / max(missed_by_others(case.judged, best.answer.x, best.answer.y), 1e-30)
 
 
-def read_otherwise(case: Case, found: list[Found], ask: Callable[[Case], list[Found]]) -> list[Found]:
+def read_otherwise(case: Case, found: list[Found], ask: Callable[[Case, float], list[Found]]) -> list[Found]:
     """What was ``found``, or what explains the update where it is read otherwise than the view says (``readings``):
     some of what was found or what ``ask`` finds. ``case`` then reads it so, too."""
     if settled(found, case.doubted):
@@ -56,7 +58,8 @@ def read_otherwise(case: Case, found: list[Found], ask: Callable[[Case], list[Fo
     taken: Case | None = None
     for other in attempted(lambda: list(case.otherwise())):
         again = attempted(partial(_judged, case, other, found))
-        again += [] if settled(again, other.doubted) or other.budget.late() else attempted(partial(ask, other))
+        if not settled(again, other.doubted) and not other.budget.late():
+            again += attempted(partial(ask, other, _RARE if other.how.endswith(SCALES) else 1.0))
         done, much = settled(again, other.doubted), _beside_others(other, again) if again else math.inf
         if done or (much <= least and not math.isinf(much)):
             taken, best, least = other, again, much

@@ -46,6 +46,7 @@ _SOFT = 0.2  # of the usual size: what is far above it counts as its sign
 _LESS, _STILLED = 0.9, 0.01
 MOSTLY = 0.5  # the same, where an update is hardly anything but the weights
 _WHOLE = 0.01  # how far from -1 the multiple may be, where the weights were subtracted once more
+_PRUNED = 0.1  # how far from 1 the multiple of the weights may be that is left then where a client pruned
 _ASKED = 2**20  # values that a median is of, at most
 _ROUNDED = 2.0**-22  # of a weight: what float32 leaves of it where nothing moved
 
@@ -109,7 +110,7 @@ def at_own_scales(target: Target) -> Target:
 
 
 def signs(gradient: Tree) -> Tree:
-    """The signs of a gradient, softly: g / sqrt(g^2 + s^2), where s is far below the usual size of the tensor's values.
+    """The signs of a gradient, softly: h / sqrt(h^2 + 1) of h = g / s, s far below the usual size of a tensor's values.
 
     >>> signs({"w": torch.tensor([-1.0, 0.0, 2.0])})["w"]
     tensor([-0.9601,  0.0000,  0.9896])
@@ -117,7 +118,8 @@ def signs(gradient: Tree) -> Tree:
 
     def soft(g: Tensor) -> Tensor:
         moved = g.detach()[g.detach() != 0].abs()
-        return g if not len(moved) else g / (g.square() + (_SOFT * moved.sqrt().mean().square()) ** 2).sqrt()
+        h = g / (_SOFT * moved.sqrt().mean().square()) if len(moved) else g
+        return h / (h.square() + 1).sqrt()
 
     return {name: soft(g) for name, g in gradient.items()}
 
@@ -155,7 +157,13 @@ def multiple(update: Tensor, weights: Tensor) -> float:
 
 def less_weights(view: ServerView) -> Less | None:
     """``view`` without the multiple of the weights that is in its update, of each tensor its own where that is large
-    enough to tell, else that of all or none; None where none is."""
+    enough to tell, else that of all or none; None where none is, which of a large model is told by some of its
+    values."""
+    stride = 1 + sum(u.numel() for u in view.update.values()) // _ASKED
+    if stride > 1:
+        some = [{name: t.flatten()[::stride] for name, t in tree.items()} for tree in (view.params, view.update)]
+        if less_weights(dataclasses.replace(view, params=some[0], update=some[1])) is None:
+            return None
     known = (view.learning_rate or 1.0) * (view.steps or 1) * view.weight_decay
     weights = {name: view.params[name].double() for name in view.update}
     moved = {name: u.double() + known * weights[name] for name, u in view.update.items()}
@@ -168,10 +176,13 @@ def less_weights(view: ServerView) -> Less | None:
         return torch.where(rest.abs() <= _ROUNDED * max(1.0, abs(1 + much)) * w.abs(), 0.0, rest)
 
     rest = map_trees(without, moved, weights)
-    size, left = (float(flatten(tree.values()).abs().sum()) for tree in (moved, rest))
-    stilled = flatten((r == 0) & (moved[name].abs() > _ROUNDED * weights[name].abs()) for name, r in rest.items())
+    before, after, own = (flatten(tree.values()) for tree in (moved, rest, weights))
+    size, left = float(before.abs().sum()), float(after.abs().sum())
+    stilled = (after == 0) & (before.abs() > _ROUNDED * own.abs())
     if not left or (left > _LESS * size and float(stilled.double().mean()) < _STILLED):
         return None
+    if whole and abs(multiple(after[after != 0], own[after != 0]) - 1) <= _PRUNED:
+        return None  # what is not minus the weights is next to nothing: the client has zeroed the others
     update = {name: (r - known * weights[name]).to(view.update[name].dtype) for name, r in rest.items()}
     return Less(dataclasses.replace(view, update=update), left / size, whole)
 
@@ -196,17 +207,18 @@ def seen_as(target: Target, view: ServerView) -> Target:
 
 def opposite(view: ServerView, target: Target) -> OtherReading:
     """The update as a gradient, which an app may send in its place."""
-    turned = dataclasses.replace(view, update={name: -u for name, u in view.update.items()})
+    rate = (view.learning_rate or 1.0) * (view.steps or 1)
+    turned = dataclasses.replace(view, update={name: -rate * u for name, u in view.update.items()})
     return OtherReading(OPPOSITE, turned, seen_as(target, turned))
 
 
 def at_once(view: ServerView, target: Target) -> OtherReading | None:
     """How an update is to be read before all else, where it is plainly no gradient as the view says: without the
-    weights that it mostly is, or by its signs; None where it is not."""
+    weights that it mostly is, or, of one step, by its signs; None where it is not."""
     less = less_weights(view)
     seen, before = (view, "") if less is None else (less.view, f"{WEIGHTS}, ")
     problem = target if less is None else seen_as(target, seen)
-    if even(problem) and evenness(problem) > _FLATTEST:
+    if view.steps in (None, 1) and even(problem) and evenness(problem) > _FLATTEST:
         return OtherReading(before + SIGNS, seen, by_signs(problem))
     if less is None or less.kept > MOSTLY:
         return None

@@ -1,6 +1,7 @@
 """``prunella reproduce`` and ``prunella advise`` are started anew, since ``deploy`` must not import them."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import resources
@@ -38,4 +39,6 @@ def measure(module: Sequence[str], arguments: Sequence[str]) -> NoReturn:
         raise UsageError(f"this needs {', '.join(missing)}: pip install 'prunella[benchmarks]'")
     sys.stdout.flush()
     sys.stderr.flush()
+    if os.name == "nt":  # there "to become" is to start and to leave
+        sys.exit(subprocess.run([sys.executable, *module, *arguments], env=importable(environment())).returncode)
     os.execve(sys.executable, [sys.executable, *module, *arguments], importable(environment()))

@@ -24,6 +24,7 @@ from prunella.attacks.score.control import made_by
 from prunella.attacks.score.level import its_own
 from prunella.attacks.trace import load_trace
 from prunella.core.foreign import is_foreign
+from prunella.core.interrupts import ending, take
 from prunella.core.types import ServerView
 from prunella.core.untrusted import MAX_COUNT, clean
 from prunella.deploy.errors import UsageError
@@ -79,7 +80,7 @@ class Stop:
         return made
 
     def ask(self, *_: object) -> None:
-        """Handle SIGINT."""
+        """Handle a signal: of SIGINT another one ends it at once."""
         if self.asked or not self.early:
             self.asked = True
             raise KeyboardInterrupt
@@ -89,11 +90,17 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        before = signal.signal(signal.SIGINT, self.ask)
+        def end(number: int, _: object) -> None:
+            take(number)
+            self.ask()
+
+        before = {number: signal.signal(number, end) for number in ending()}
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, self.ask)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 @dataclass(frozen=True)

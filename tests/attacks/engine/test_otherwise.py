@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from prunella.attacks.engine.matching import target_of
-from prunella.attacks.engine.readings import ANY_LOSS, MOVED, SIGNS, WEIGHTS, at_once
+from prunella.attacks.engine.readings import ANY_LOSS, MOVED, OPPOSITE, SIGNS, WEIGHTS, at_once
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.portfolio import Portfolio, reconstruct
 from prunella.attacks.score.leakage import assign, psnr
@@ -46,6 +46,16 @@ def test_what_an_app_did_not_send_is_no_zero_to_the_portfolio(task: Task, batch)
     own = batch(0, 1)
     found = reconstruct(largest(view_of(task, own.x, own.y)), task, SHORT, stream(0, purpose="attack"))
     assert psnr(own.x, found.x)[0] > 30 and str(found.found_by).endswith(MOVED)
+
+
+def test_of_many_images_a_gradient_in_place_of_weights_has_its_size(batch) -> None:  # noqa: ANN001
+    """Readers of linear layers go by it."""
+    torch.manual_seed(0)
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(64, 400), nn.ReLU(), nn.Linear(400, 10))
+    task, own = ModuleTask("wide", (1, 8, 8), 10, wide), batch(0, 8)
+    view = replace(view_of(task, own.x, own.y), num_examples=8, batch_size=8)
+    found = reconstruct(wrongly(view, lambda p, u: -10 * u), task, SHORT, stream(0, purpose="attack"))
+    assert min(psnr(own.x, found.x[assigned(own.x, found.x)])) > 40 and str(found.found_by).endswith(OPPOSITE)
 
 
 @pytest.mark.parametrize("images", [1, 2])

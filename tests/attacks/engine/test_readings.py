@@ -25,6 +25,7 @@ from prunella.attacks.engine.readings import (
     less_weights,
     logit_bias,
     readings,
+    signs,
 )
 from prunella.attacks.score.level import FITTED
 from prunella.core.randomness import stream
@@ -189,6 +190,36 @@ def test_a_multiple_of_the_weights_is_no_part_of_a_gradient(task: Task, batch, s
     assert missed(read(seen, task, own.x)[how], own.x, own.y) < 1e-4 < FITTED < missed(plain, own.x, own.y)
     told = at_once(seen, plain)
     assert told is not None and told.how == WEIGHTS
+
+
+def test_a_client_that_prunes_its_weights_sends_no_differences(task: Task, batch) -> None:  # noqa: ANN001
+    def pruned(p: Tensor, u: Tensor) -> Tensor:
+        return (p + u) * (p.abs() > p.abs().flatten().quantile(0.9))
+
+    view = view_of(task, batch(0, 1).x, batch(0, 1).y)
+    assert less_weights(wrongly(view, lambda p, u: u)) is not None and less_weights(wrongly(view, pruned)) is None
+
+
+def test_layers_at_scales_of_their_own_are_compared_on_the_support(task: Task, batch) -> None:  # noqa: ANN001
+    own, other = batch(0, 1), batch(1, 1)
+    view = view_of(task, own.x, own.y)
+    mask = {name: torch.rand(u.shape) < (0.2 if u.dim() > 1 else 1.0) for name, u in view.update.items()}
+    scaled = {name: u * mask[name] * (1 + i) for i, (name, u) in enumerate(view.update.items())}
+    told = read(replace(view, update=scaled, shared=mask), task, own.x)[SCALES]
+    assert missed(told, own.x, own.y) < 1e-9 < 1e-3 < missed(told, other.x, own.y)
+
+
+def test_signs_of_tiny_gradients_are_signs() -> None:
+    assert torch.equal(signs({"w": torch.tensor([-1e-25, 0.0, 2e-25])})["w"].sign(), torch.tensor([-1.0, 0.0, 1.0]))
+
+
+def test_of_several_steps_signs_are_not_read_before_all_else(task: Task, batch) -> None:  # noqa: ANN001
+    own = batch(0, 4)
+    view = replace(view_of(task, own.x, own.y), num_examples=4, batch_size=4)
+    even = replace(view, update={name: u.sign() for name, u in view.update.items()})
+    four = replace(even, steps=4, batch_size=1)
+    assert at_once(even, target_of(even, task.build(), True, 4)) is not None
+    assert at_once(four, target_of(four, task.build(), True, 4)) is None
 
 
 def test_weight_decay_that_the_view_tells_is_left_to_it(task: Task, batch) -> None:  # noqa: ANN001
