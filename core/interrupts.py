@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ def take(number: int) -> None:
     if number == getattr(signal, "SIGHUP", None):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
-            if os.isatty(stream):
+            if stat.S_ISCHR(os.fstat(stream).st_mode):  # of a terminal that is gone nothing else tells that it was one
                 os.dup2(nowhere, stream)
         os.close(nowhere)
 

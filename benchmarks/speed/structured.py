@@ -229,6 +229,8 @@ def compare(options: Any) -> dict[str, Any]:
         raise ArgumentTypeError("--horizon must be 0 or at least --rounds: nothing is learnt after it")
     if options.filter_rounds and options.filter_rounds < max(2, options.rounds):
         raise ArgumentTypeError("--filter-rounds must be 0 or at least --rounds: a round of that arm takes less time")
+    if options.filter_rounds and FILTERS not in options.arms.split(","):
+        raise ArgumentTypeError("--filter-rounds is of an arm that --arms leaves out")
     if options.repeat < 0 or not (options.repeat or options.rounds):
         raise ArgumentTypeError("--repeat must be at least 1, or 0 with --rounds, which is then all that is measured")
     if DENSE not in (arms := options.arms.split(",")) or set(arms) - {DENSE, WEIGHTS, FILTERS}:

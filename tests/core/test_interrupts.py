@@ -1,6 +1,7 @@
 """A command that is ended from outside cleans up, and one that was told to stay stays."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -55,6 +56,23 @@ def test_under_nohup_a_closed_terminal_ends_nothing(tmp_path: Path) -> None:
     process.send_signal(signal.SIGHUP)
     out, err = process.communicate("0\n", timeout=60)
     assert (process.returncode, out, err) == (0, "done\n", "")
+
+
+def test_what_follows_a_closed_terminal_may_still_write_to_it(tmp_path: Path) -> None:
+    """And is ended by no second signal: a shell tells of it, and so does the kernel."""
+    code = (
+        "import os, sys, time\nfrom prunella.core.interrupts import signals_interrupt\n"
+        "with signals_interrupt():\n    try:\n        print('there', flush=True)\n        time.sleep(60)\n"
+        "    except KeyboardInterrupt:\n        os.kill(os.getpid(), 1)\n"
+        "        print('what was found', flush=True)\n        open(sys.argv[1], 'w').close()\n"
+    )
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-c", code, str(tmp_path / "written")])
+    assert b"there" in os.read(terminal, 100)
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0 and (tmp_path / "written").exists()
 
 
 def test_afterwards_the_signals_are_whose_they_were() -> None:

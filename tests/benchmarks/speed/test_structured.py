@@ -94,6 +94,8 @@ def test_filters_may_train_for_more_rounds_with_their_ramp_and_horizon_as_much_l
     assert filters["processor total"] == pytest.approx(6 * filters["processor"])
     with pytest.raises(ArgumentTypeError, match="--filter-rounds must be 0 or at least --rounds"):
         bench.compare(SimpleNamespace(**{**OPTIONS, "rounds": 4, "filter_rounds": 3}))
+    with pytest.raises(ArgumentTypeError, match="an arm that --arms leaves out"):
+        bench.compare(SimpleNamespace(**{**OPTIONS, "rounds": 4, "filter_rounds": 5, "arms": "dense,weights"}))
 
 
 def test_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
