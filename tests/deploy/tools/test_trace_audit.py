@@ -161,19 +161,20 @@ def test_what_a_trace_says_of_its_round_is_not_trusted(trace: Path) -> None:
         assert TraceAudit(Sources(trace, trace.parent), "ig").round == 0
 
 
-def test_ctrl_c_leaves_what_was_found_so_far_and_a_second_ends_it(trace: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_what_was_found_so_far_and_a_second_ends_it(trace: Path, number: int) -> None:
     told: list[str] = []
     stop = Stop()
 
     def interrupting(what: str, iterations: int) -> Tell:
-        return lambda start, iteration, objective: os.kill(os.getpid(), signal.SIGINT) if iteration == 2 else None
+        return lambda start, iteration, objective: os.kill(os.getpid(), number) if iteration == 2 else None
 
     sources = Sources(trace, trace.parent, truth=trace.parent / "truth.safetensors")
     settings = ("ig.iterations=500", "ig.patience=500")
     asked = TraceAudit(sources, "ig", settings, stop=stop)
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(number)
     assert not run_audit(asked, True, False, interrupting, told.append)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(number) is before
     assert (trace.parent / "mine-ig.png").exists() and not (trace.parent / "mine-ig-control.png").exists()
     assert any(each.startswith("psnr") for each in told)
     assert any("stopped before its end" in each or "Proves nothing" in each for each in told)
