@@ -3,8 +3,10 @@
 import importlib
 import re
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from PIL import Image
@@ -19,9 +21,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "mistakes.md"
 ROWS = re.findall(r"^\| `(prunella [^`]+)` \| (.+) \| [0-9.]+ \|$", PAGE.read_text(), re.M)
 
 
-def in_this_process(module: Sequence[str], arguments: Sequence[str]) -> int:
-    found: int = importlib.import_module(module[-1]).main(list(arguments))
-    return found
+def in_this_process(module: Sequence[str], arguments: Sequence[str]) -> NoReturn:
+    sys.exit(importlib.import_module(module[-1]).main(list(arguments)))
 
 
 def without_processes(begin: Callable[..., object]) -> Callable[..., object]:

@@ -60,18 +60,18 @@ def test_without_consent_nothing_but_the_refusal_leaves(tmp_path: Path, consent:
 
 
 def test_scores_are_one_word_and_numbers_those_of_the_true_batch(tmp_path: Path) -> None:
+    noise = torch.rand((4, 1, 8, 8), generator=torch.Generator().manual_seed(0))
     here = session(tmp_path / "a", "scores")
     private = used(here)
     told = ask(here, question(private.x.flip(0), private.y.flip(0)))
     assert list(told) == ["audit"] and dict(told["audit"]) == {"outcome": "scored", "level": "rebuilt"}
-    assert ask(here, question(torch.rand(4, 1, 8, 8)))["audit"]["level"] == "baseline"
+    assert ask(here, question(noise))["audit"]["level"] == "baseline"
     here = session(tmp_path / "b", "numbers")
     private = used(here)
     perfect = ask(here, question(private.x.flip(0), private.y.flip(0)))
     assert outcome(perfect) == "scored" and "pictures" not in perfect
     assert perfect["scores"]["psnr.mean"] == 100.0 and perfect["scores"]["label_accuracy"] == 1.0
-    noise = ask(here, question(torch.rand(4, 1, 8, 8)))
-    assert noise["scores"]["psnr.mean"] < 15
+    assert ask(here, question(noise))["scores"]["psnr.mean"] < 15
 
 
 def test_words_are_all_that_scores_ever_tell(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from prunella.core.interrupts import signals_interrupt
+from prunella.core.interrupts import ENDING, signals_interrupt
 
 # A command with a temporary folder and, as pip is one, a process of its own that takes its time.
 COMMAND = """
@@ -28,13 +28,18 @@ print("done", flush=True)
 
 def begun(folder: Path, ignored: str = "") -> subprocess.Popen[str]:
     """The command, once its own process is there and waits to be told for how long."""
+
+    def handled() -> None:  # whatever the tests were started under
+        for name in ("SIGINT", *ENDING):
+            signal.signal(getattr(signal, name), signal.SIG_IGN if name == ignored else signal.SIG_DFL)
+
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, str(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=(lambda: signal.signal(getattr(signal, ignored), signal.SIG_IGN)) if ignored else None,
+        preexec_fn=handled,
     )
     assert process.stdout is not None and process.stdout.readline() == "there\n"
     assert list(folder.iterdir())
@@ -68,6 +73,7 @@ def test_what_follows_a_closed_terminal_may_still_write_to_it(tmp_path: Path) ->
     )
     child, terminal = pty.fork()
     if child == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.execv(sys.executable, [sys.executable, "-c", code, str(tmp_path / "written")])
     assert b"there" in os.read(terminal, 100)
     os.close(terminal)

@@ -96,7 +96,14 @@ def test_an_engine_that_is_ended_writes_what_it_has(number: signal.Signals, tmp_
     (tmp_path / "engine.py").write_text(ENGINE)
     code = "from prunella.deploy.tools.claims import measure; measure(['engine.py'], ['--budget=9min'])"
     command = [sys.executable, "-c", code]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # whatever the tests were started under
+    )
     assert process.stdout is not None and process.stdout.readline() == "--budget=9min\n"
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     assert process.wait(timeout=60) == 130 and (tmp_path / "written").exists()
