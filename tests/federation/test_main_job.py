@@ -43,9 +43,9 @@ def prunella(*arguments: str, cwd: Path, timeout: float = 900) -> Finished:  # o
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """``prunella run`` as it stands in the README, but that audits end after a quarter of their passes: two thirds of the
-    job's processor time went into making what is rebuilt behind the defense finer than is asked for here. Solving for
-    squared gradients takes more than a sixteenth."""
+    """``prunella run`` as it stands in the README, but that audits end after a quarter of their passes: two thirds of
+    the job's processor time went into making what is rebuilt behind the defense finer than is asked for here. Solving
+    for squared gradients takes more than a sixteenth."""
     short = ("-c", "portfolio.passes=8000", "-c", "portfolio.label-passes=8000")
     done = prunella("run", *short, cwd=tmp_path_factory.mktemp("main-job"))
     assert done.code == 0, done.output
