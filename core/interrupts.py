@@ -5,7 +5,7 @@ import signal
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 ENDING = ("SIGTERM", "SIGHUP")  # a service manager or a container ends it so; a terminal that is closed
 
@@ -25,8 +25,9 @@ def take(number: int) -> None:
     if number == getattr(signal, "SIGHUP", None):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
-            if stat.S_ISCHR(os.fstat(stream).st_mode):  # of a terminal that is gone nothing else tells that it was one
-                os.dup2(nowhere, stream)
+            with suppress(OSError):  # a service may have closed them
+                if stat.S_ISCHR(os.fstat(stream).st_mode):  # of a terminal, one that is gone too
+                    os.dup2(nowhere, stream)
         os.close(nowhere)
 
 
