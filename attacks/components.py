@@ -116,7 +116,7 @@ def reconstruct(
     if shadow is None:
         raise AttackError("components needs public images like the client's: a run's audit has them, for a trace name "
                           "a run beside it")  # fmt: skip
-    target = target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16)
+    target = target_of(view, task.build(), attack.mask_aware, attack.max_images)
     latent = coordinates(shadow.public, task, attack, generator, target.flat.device)
     if view.labels is None and target.plan.images > 1:
         store = resume or ResumeStore()

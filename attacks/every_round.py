@@ -91,10 +91,10 @@ class Rounds:
 
 def problems(views: Sequence[ServerView], task: Task, attack: EveryRound) -> list[Rounds]:
     """The problem without and, where a round may bring what an earlier one withheld, with error feedback."""
-    each = [target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16) for view in views]
+    each = [target_of(view, task.build(), attack.mask_aware, attack.max_images) for view in views]
     if any(target.plan.batches != each[0].plan.batches for target in each):
         raise AttackError("the rounds are of different numbers of images or steps")
-    read = target_of(merged_view(views), task.build(), False, attack.max_images, attack.bf16)
+    read = target_of(merged_view(views), task.build(), False, attack.max_images)
     feedback = feedback_of(views, each)
     found = [Rounds(each, read, list, list)]
     late = any(bool((b > a).any()) for a, b in zip(feedback.arrived, feedback.arrived[1:], strict=False))

@@ -54,7 +54,7 @@ def reconstruct(
     view: ServerView, task: Task, attack: Expectation, generator: Generator, resume: ResumeStore | None = None
 ) -> Reconstruction:
     """The images [N, C, H, W] and labels [N] that explain the view best in expectation over the mask."""
-    target = target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16)
+    target = target_of(view, task.build(), attack.mask_aware, attack.max_images)
     trees = [target.params]
     if not all(bool(mask.all()) for mask in recovered_support(view).values()):
         trees = [drawn_params(view, attack, generator) for _ in range(attack.draws)]

@@ -128,7 +128,7 @@ def reconstruct(
 ) -> Reconstruction:
     """The images [N, C, H, W] the generator can make that explain the view best, and their labels [N]."""
     network = load(attack.prior, task.shape, task.classes)
-    target = target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16)
+    target = target_of(view, task.build(), attack.mask_aware, attack.max_images)
     network = network.to(target.flat.device)
     labels = candidates(view, target, task, attack, generator)
     z = torch.randn((*labels.shape, network.latent), generator=generator).to(labels.device)

@@ -99,7 +99,7 @@ def reconstruct(
 ) -> Reconstruction:
     """The images [N, C, H, W] and labels [N] that explain the view best, over up to ``labels_tried`` labels."""
     store = resume or ResumeStore()
-    target = target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16)
+    target = target_of(view, task.build(), attack.mask_aware, attack.max_images)
     wanted = batch_statistics(target.module, view)
     found: list[Reconstruction] = []
     for labels in labels_to_try(view, target, task, attack, generator)[: attack.labels_tried]:

@@ -112,7 +112,7 @@ def reconstruct(
 ) -> Reconstruction:
     """The images [N, C, H, W] whose inputs of the first linear layer were read off the view, and their labels [N]."""
     store = resume or ResumeStore()
-    target = target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16)
+    target = target_of(view, task.build(), attack.mask_aware, attack.max_images)
     layer, _ = first_linear(target.module, task.shape)
     reading = read(target, layer, view.shared)
     settings = settings_for(reading, attack)

@@ -119,7 +119,7 @@ def reconstruct(
 ) -> Reconstruction:
     """The repaired images [N, C, H, W] and their labels [N]."""
     network = load(attack.prior, task.shape)
-    target = target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16)
+    target = target_of(view, task.build(), attack.mask_aware, attack.max_images)
     network = network.to(target.flat.device)
     labels = candidates(view, target, task, attack, generator)
     z = into_box(0.5 + torch.randn((*labels.shape, task.shape[0], *network.small()), generator=generator) / 4)

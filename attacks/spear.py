@@ -179,7 +179,7 @@ def target_for(view: ServerView, module: nn.Module, attack: Spear) -> Target:
         view = dataclasses.replace(view, batch_size=attack.max_images)
     if (view.steps or 1) > 1 and view.weight_decay:
         raise AttackError("weight decay over several steps adds to the gradient what no image has")
-    return target_of(view, module, attack.mask_aware, attack.max_images, attack.bf16)
+    return target_of(view, module, attack.mask_aware, attack.max_images)
 
 
 def reconstruct(

@@ -114,13 +114,13 @@ def merged_view(views: Sequence[ServerView]) -> ServerView:
 
 def problem(views: Sequence[ServerView], task: Task, attack: Unrolling) -> AdaptedTarget:
     """All rounds at once. Both sides are zero where nothing arrived, so that everything is compared."""
-    rounds = [target_of(each, task.build(), False, attack.max_images, attack.bf16) for each in views]
+    rounds = [target_of(each, task.build(), False, attack.max_images) for each in views]
     feedback = feedback_of(views, rounds)
 
     def dummy(x: Tensor, y: Tensor) -> Tensor:
         return torch.cat(feedback.sent([flatten(dummy_gradient(each, x, y)) for each in rounds]))
 
-    summed = target_of(merged_view(views), task.build(), False, attack.max_images, attack.bf16)
+    summed = target_of(merged_view(views), task.build(), False, attack.max_images)
     return AdaptedTarget(dummy, torch.cat([each.flat for each in rounds]), None, summed)
 
 

@@ -113,10 +113,13 @@ class FoldedAffine(LayerRule):
         return self.shaped(y, x.shape)
 
     def down(self, weight: Tensor, delta: Tensor, shape: Any, more: Tensor | None = None) -> Tensor:
-        """W^T delta and ``more`` patches, as the layer's input of this shape."""
+        """W^T delta and ``more`` patches, which it writes into, as the layer's input of this shape."""
         flat, delta = weight.flatten(1), _columns(delta)
-        patches = flat.t() @ delta if delta.shape[2] > 1 else (delta.squeeze(2) @ flat).unsqueeze(2)
-        return self.drop(patches if more is None else patches.add_(more), shape)
+        if delta.shape[2] == 1:
+            patches = (delta.squeeze(2) @ flat).unsqueeze(2)
+            return self.drop(patches if more is None else patches.add_(more), shape)
+        back = flat.t().expand(len(delta), -1, -1)
+        return self.drop(back @ delta if more is None else more.baddbmm_(back, delta), shape)
 
     def outer(self, kept: PassState) -> Tensor:
         """Every image's gradient, [B, O, K]."""
@@ -219,12 +222,12 @@ class FoldedConvolution(FoldedAffine):
         return None if self.direct(x.shape) else self.lift(x)
 
     def up(self, weight: Tensor, x: Tensor, a: Tensor | None) -> Tensor:
-        if not self.direct(x.shape):
+        if a is not None or len(x) == 1 and not self.direct(x.shape):
             return super().up(weight, x, a)
         return self.layer.convolve(x, weight)
 
     def down(self, weight: Tensor, delta: Tensor, shape: Any, more: Tensor | None = None) -> Tensor:
-        if not self.direct(shape):
+        if not self.direct(shape) and (more is not None or len(delta) == 1):
             return super().down(weight, delta, shape, more)
         inner = self.layer.transpose(delta, weight, shape)
         return inner if more is None else inner + self.drop(more, shape)

@@ -63,7 +63,6 @@ class Inversion:
     patience: Count = 200  #: iterations without an improvement of a thousandth before a start ends
     tolerance: Weight = 1e-6  #: objective at which an update counts as explained
     max_images: Count = 16  #: images in memory at a time
-    bf16: bool = False  #: compute convolutions in bfloat16
 
 
 Objective = Callable[[], Tensor]
@@ -245,7 +244,7 @@ def reconstruct(
 
     A long attack that is given the same ``resume`` store again goes on where it was stopped.
     """
-    target = target_of(view, task.build(), attack.mask_aware, attack.max_images, attack.bf16)
+    target = target_of(view, task.build(), attack.mask_aware, attack.max_images)
     store = resume or ResumeStore()
     candidates = labels_to_try(view, target, task, attack, generator)
 

@@ -51,7 +51,6 @@ class LatentSearch:
     patience: Count = 100  #: iterations without an improvement of a thousandth before a start ends
     tolerance: Weight = 1e-6  #: objective at which an update counts as explained
     max_images: Count = 16  #: images in memory at a time
-    bf16: bool = False  #: compute convolutions in bfloat16
 
 
 @dataclass(frozen=True)

@@ -221,10 +221,6 @@ class Linear(Affine):
 
 
 class Convolution(Affine):
-    """``bf16``: what the library convolves is rounded to bfloat16 first; what comes out is as wide as before."""
-
-    bf16 = False
-
     def __init__(self, name: str, module: nn.Conv2d) -> None:
         super().__init__(name, module.bias is not None)
         self.kernel, self.stride, self.dilation = _pair(module.kernel_size), module.stride, module.dilation
@@ -286,8 +282,6 @@ class Convolution(Affine):
     def convolve(self, x: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
         """W a by the library, whatever the size; ``groups`` images side by side, each with weights of its own."""
         rest = None, self.stride, self.padding, self.dilation, groups
-        if self.bf16:
-            return F.conv2d(x.bfloat16(), weight.bfloat16(), *rest).to(x.dtype)
         return F.conv2d(x, weight, *rest)
 
     def transpose(self, delta: Tensor, weight: Tensor, shape: Any, groups: int = 1) -> Tensor:
@@ -302,10 +296,7 @@ class Convolution(Affine):
         self, delta: Tensor, x: Tensor, weight: Tensor, which: tuple[bool, bool], groups: int = 1
     ) -> tuple[Tensor, Tensor]:
         rest = None, self.stride, self.padding, self.dilation, False, (0, 0), groups, (*which, False)
-        if not self.bf16:
-            return _aten.convolution_backward(delta, x, weight, *rest)  # type: ignore[no-any-return]
-        inner, outer, _ = _aten.convolution_backward(delta.bfloat16(), x.bfloat16(), weight.bfloat16(), *rest)
-        return tuple(t if t is None else t.to(delta.dtype) for t in (inner, outer))  # type: ignore[return-value]
+        return _aten.convolution_backward(delta, x, weight, *rest)  # type: ignore[no-any-return]
 
 
 class BatchNorm(LayerRule):

@@ -54,10 +54,9 @@ class TrainingPlan:
 class Target:
     """The problem an attack solves. ``flat`` is the target gradient, zero outside ``support`` (None: all compared).
 
-    ``network``: the module with its derivatives by hand, None where only autograd knows them. ``bf16``: convolutions,
-    and under autograd matrix products, in bfloat16. ``slope`` [N, K]: the loss gradient at the logits, where it takes
-    the place of cross-entropy's; ``made``: what of a gradient is compared, where that is not all of it
-    (``engine.readings``)."""
+    ``network``: the module with its derivatives by hand, None where only autograd knows them. ``slope`` [N, K]: the
+    loss gradient at the logits, where it takes the place of cross-entropy's; ``made``: what of a gradient is compared,
+    where that is not all of it (``engine.readings``)."""
 
     module: nn.Module
     params: Tree
@@ -67,7 +66,6 @@ class Target:
     support: Tensor | None
     plan: TrainingPlan
     network: Network | None = None
-    bf16: bool = False
     slope: Tensor | None = None
     made: Callable[[Tree], Tree] | None = None
 
@@ -190,7 +188,7 @@ def of_images(target: Target, images: int) -> Target:
     return dataclasses.replace(target, plan=plan)
 
 
-def target_of(view: ServerView, module: nn.Module, mask_aware: bool, max_images: int, bf16: bool = False) -> Target:
+def target_of(view: ServerView, module: nn.Module, mask_aware: bool, max_images: int) -> Target:
     """The matching problem; ``module`` is put ``in_training_mode``, with the draws of dropout that the view tells."""
     check_view(view, module)
     in_training_mode(module)
@@ -205,17 +203,17 @@ def target_of(view: ServerView, module: nn.Module, mask_aware: bool, max_images:
     params = {name: view.params[name].detach().clone().requires_grad_() for name in view.update}
     # Batch norm writes into the buffers it is given, its integer counter included, so all are copied for each step.
     buffers = {n: b.detach().to(flat.device) for n, b in module.named_buffers()} | dict(view.buffers)
-    plan, network = plan_of(view, max_images), network_of(module, bf16)
-    return Target(module, params, buffers, view.mask, flat, compared, plan, network, bf16)
+    plan, network = plan_of(view, max_images), network_of(module)
+    return Target(module, params, buffers, view.mask, flat, compared, plan, network)
 
 
 def step_gradient(target: Target, params: Tree, x: Tensor, y: Tensor, graph: bool = True) -> Tree:
     """Gradient of the mean cross-entropy, or of the loss of the target's ``slope``, at ``params``; with its ``graph``
     differentiable in x, y (labels or probabilities) and params."""
     # Fused attention has no second derivative.
-    with sdpa_kernel(SDPBackend.MATH), torch.autocast(x.device.type, torch.bfloat16, enabled=target.bf16):
+    with sdpa_kernel(SDPBackend.MATH):
         logits = target.logits(x, params)
-    loss = cross_entropy(logits.to(x.dtype), y) if target.slope is None else (logits * target.slope).sum()
+    loss = cross_entropy(logits, y) if target.slope is None else (logits * target.slope).sum()
     gradients = torch.autograd.grad(loss, list(params.values()), create_graph=graph, materialize_grads=True)
     return dict(zip(params, gradients, strict=True))
 

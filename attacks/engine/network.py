@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from torch.nn.functional import relu as relu_function
 from torch.nn.functional import softmax
 
-from prunella.attacks.engine.layer_rules import Convolution, LayerRule, relu, rule_of
+from prunella.attacks.engine.layer_rules import LayerRule, relu, rule_of
 from prunella.core.tracing import symbolic_trace
 from prunella.core.trees import Tree
 
@@ -140,9 +140,8 @@ def _layer(node: fx.Node, module: nn.Module) -> LayerRule | None:
     return relu() if node.target in (torch.relu, relu_function) and len(node.args) == 1 else None
 
 
-def network_of(module: nn.Module, bf16: bool = False) -> Network | None:
-    """The module, in its present mode, as a network, its convolutions in bfloat16 or not; None where something in it
-    has no rule."""
+def network_of(module: nn.Module) -> Network | None:
+    """The module, in its present mode, as a network; None where something in it has no rule."""
     try:
         graph = symbolic_trace(module).graph
         graph.eliminate_dead_code()
@@ -162,8 +161,6 @@ def network_of(module: nn.Module, bf16: bool = False) -> Network | None:
         layer = None if plus else _layer(node, module)
         if not plus and (layer is None or len(inputs) != 1):
             return None
-        if isinstance(layer, Convolution):
-            layer.bf16 = bf16
         steps.append(Operation(layer, inputs))
         places[node] = len(steps)
     return _checked(steps, nodes, places, module)

@@ -4,7 +4,7 @@
     python -m prunella.benchmarks.speed.gpu --devices cpu --models lenet-zhu --iterations 5
 
 Attacks: ``attacks.engine.inversion.reconstruct`` (cosine, TV 0.2, signed Adam) on views of one digit with a known
-label, with 1 and 8 starts, on a GPU 64, too, and with convolutions in bfloat16; milliseconds an iteration and start,
+label, with 1 and 8 starts, on a GPU 64, too; milliseconds an iteration and start,
 and the PSNR, which should not depend on the device. Training: ``strategies.round.local.local_update`` on
 random images of 3 x 32 x 32, batch 64, without a defense and behind some; milliseconds a step. Wall time with every
 kernel waited for, the least of ``--repeat`` turns after one that is not counted. The ratio is the first device's time
@@ -56,14 +56,12 @@ def attacks(model: str, device: str, iterations: int, repeat: int) -> dict[str, 
     )
     on_gpu = torch.device(device).type == "cuda"
     for starts in STARTS if on_gpu else STARTS[:2]:
-        for bf16 in (False, True) if on_gpu else (False,):
-            how = replace(plain, restarts=starts, patience=iterations + 1, max_images=max(STARTS), bf16=bf16)
-            attack = partial(reconstruct, view, given.task, how)
-            rebuilt = attack(stream(0, purpose="benchmark")).x.cpu()
-            taken = least(lambda go=attack: go(stream(0, purpose="benchmark")), device, repeat)  # type: ignore[misc]
-            each = 1e3 * taken / (iterations + 1) / starts
-            name = f"{starts} of {model}" + (", bf16" if bf16 else "")
-            found[name] = {"ms": each, "psnr": psnr(given.truth, rebuilt)[0]}
+        how = replace(plain, restarts=starts, patience=iterations + 1, max_images=max(STARTS))
+        attack = partial(reconstruct, view, given.task, how)
+        rebuilt = attack(stream(0, purpose="benchmark")).x.cpu()
+        taken = least(lambda go=attack: go(stream(0, purpose="benchmark")), device, repeat)  # type: ignore[misc]
+        each = 1e3 * taken / (iterations + 1) / starts
+        found[f"{starts} of {model}"] = {"ms": each, "psnr": psnr(given.truth, rebuilt)[0]}
     return found
 
 

@@ -1,4 +1,4 @@
-"""What a machine without an accelerator can check of the engine on one: devices, and bfloat16's rounding.
+"""What a machine without an accelerator can check of the engine on one: devices.
 
 Fake tensors (the fixture ``fake``) have a device and a shape and no values; those of the fixture ``pretended`` have
 values, so that every attack runs as a whole; where PyTorch sees a GPU they are on that one.
@@ -10,15 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.functional import interpolate
 
 from prunella.attacks import ATTACKS, ggl, portfolio, rog, seer
 from prunella.attacks.denoise import Channel, Denoise
 from prunella.attacks.engine.inversion import Inversion, reconstruct
-from prunella.attacks.engine.local_steps import linearised
-from prunella.attacks.engine.matching import dummy_gradient, target_of
-from prunella.attacks.engine.objectives import flatten
 from prunella.attacks.score.control import undefended_view
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
@@ -146,44 +142,3 @@ def test_an_image_taken_out_of_noise_that_is_known_lies_there(view: ServerView, 
     how, draw = Denoise(iterations=2), stream(0, purpose="attack")
     found = ATTACKS["denoise"].reconstruct(view.on(CUDA), task, how, draw, known)
     assert found.y is not None and found.x.device == found.y.device == CUDA
-
-
-class Untraced(nn.Module):
-    """Its engine is autograd: tracing meets a branch on values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(8 * 64, 10))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x) if float(x.sum()) > -1 else self.layers(-x)
-
-
-@pytest.mark.parametrize("traced", [True, False], ids=["by hand", "autograd"])
-def test_bfloat16_rounds_the_same_gradient(traced: bool, batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prunella.attacks.engine.layer_rules._SMALL", 0)  # the library's convolutions, as on a GPU
-    module = Untraced() if not traced else Untraced().layers
-    truth: PrivateBatch = batch(0, 1)
-    view = undefended_view(Task("cnn", (1, 8, 8), 10), *initial(Task("cnn", (1, 8, 8), 10), 0), truth)
-    named = {n: p.detach() for n, p in module.named_parameters()}
-    view = dataclasses.replace(view, params=named, update={n: torch.ones_like(p) for n, p in named.items()}, buffers={})
-    exact, rounded = (target_of(view, module, False, 16, bf16) for bf16 in (False, True))
-    assert (exact.network is not None) is traced
-    x = torch.rand((1, 1, 8, 8), generator=stream(0, purpose="x"))
-    (plain, back), (near, near_back) = (linearised(t, x, truth.y) for t in (exact, rounded))
-    torch.testing.assert_close(plain, flatten(dummy_gradient(exact, x, truth.y)).detach(), rtol=1e-4, atol=1e-6)
-    slope = torch.randn(plain.shape, generator=stream(1, purpose="x"))
-    for one, two in ((plain, near), (back(slope)[0], near_back(slope)[0])):
-        error = float((one - two).norm() / one.norm())
-        assert two.dtype == torch.float32 and 1e-5 < error < 2e-2
-
-
-def test_a_digit_is_rebuilt_in_bfloat16(view, task, batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prunella.attacks.engine.layer_rules._SMALL", 0)
-    monkeypatch.setattr("prunella.attacks.engine.folded._DIRECT", 0)
-    truth = batch(0, 1)
-    errors = {}
-    for bf16 in (False, True):
-        found = reconstruct(view, task, Inversion(iterations=150, bf16=bf16), stream(0, purpose="attack"))
-        errors[bf16] = float((found.x - truth.x).square().mean())
-    assert errors[True] < 1e-2 and errors[True] != errors[False]  # 20 dB
