@@ -241,8 +241,8 @@ def audit(
     prunella audit TRACE --attack mia --known members-and-outsiders.safetensors --truth asked.safetensors
 
     Ends with the verdict of a run's report. Without --truth only the controls are scored. Exit codes: 0 the audit came
-    to its end, whatever it found; 2 wrong usage, or a trace that cannot be attacked; 130 stopped by Ctrl-C, which
-    leaves what was found so far (a second Ctrl-C: nothing).
+    to its end, whatever it found; 2 wrong usage, or a trace that cannot be attacked; 130 stopped by Ctrl-C or
+    SIGTERM, which leaves what was found so far (a second one: nothing).
     """
     with explained():
         from prunella.attacks import PROBES

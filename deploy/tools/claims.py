@@ -11,8 +11,8 @@ from typing import NoReturn
 from prunella.deploy.errors import UsageError
 from prunella.deploy.runtime.processes import environment, importable
 
-REPRODUCE = ("-m", "prunella.benchmarks.reproduce")
-ADVISE = ("-P", "-m", "prunella.benchmarks.advise.command")  # finds somebody's own code where `prunella run` does
+REPRODUCE = ("-m", "prunella.benchmarks", "reproduce")
+ADVISE = ("-P", "-m", "prunella.benchmarks", "advise.command")  # finds somebody's own code where `prunella run` does
 NEEDED = ("matplotlib", "opacus", "psutil", "sklearn")
 
 

@@ -5,7 +5,8 @@ weights it holds, without a defense and, where the trace lies in the directory o
 are the run's, those of a dataset that the user names, or scikit-learn's digits, resized. The verdict is that of
 ``server.report.verdict``; outside a run it is not known whether the model learned unless the dataset is of its kind.
 
-Ctrl-C ends the attack with the best it has, and the verdict is on what was found so far; a second one ends at once.
+Ctrl-C or SIGTERM ends the attack with the best it has, and the verdict is on what was found so far; a second one ends
+at once.
 """
 
 import signal
@@ -80,7 +81,7 @@ class Stop:
         return made
 
     def ask(self, *_: object) -> None:
-        """Handle a signal: of SIGINT another one ends it at once."""
+        """Handle a signal: another one ends it at once."""
         if self.asked or not self.early:
             self.asked = True
             raise KeyboardInterrupt

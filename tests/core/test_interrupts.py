@@ -1,15 +1,18 @@
 """A command that is ended from outside cleans up, and one that was told to stay stays."""
 
+import math
 import os
 import pty
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from prunella.core import interrupts
 from prunella.core.interrupts import ENDING, signals_interrupt
 
 # A command with a temporary folder and, as pip is one, a process of its own that takes its time.
@@ -28,21 +31,34 @@ print("done", flush=True)
 
 def begun(folder: Path, ignored: str = "") -> subprocess.Popen[str]:
     """The command, once its own process is there and waits to be told for how long."""
+    process = started(["-c", COMMAND, str(folder)], ignored)
+    assert list(folder.iterdir())
+    return process
+
+
+def importing(module: str, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Python with these arguments, once it imports a module of this name, which takes long."""
+    (folder / f"{module}.py").write_text("import time\nprint('there', flush=True)\ntime.sleep(600)\n")
+    return started(arguments, paths=[str(folder), *sys.path])
+
+
+def started(arguments: Sequence[str], ignored: str = "", paths: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """Python, once it says that it is there."""
 
     def handled() -> None:  # whatever the tests were started under
         for name in ("SIGINT", *ENDING):
             signal.signal(getattr(signal, name), signal.SIG_IGN if name == ignored else signal.SIG_DFL)
 
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, str(folder)],
+        [sys.executable, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=handled,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)} if paths else None,
     )
     assert process.stdout is not None and process.stdout.readline() == "there\n"
-    assert list(folder.iterdir())
     return process
 
 
@@ -79,6 +95,41 @@ def test_what_follows_a_closed_terminal_may_still_write_to_it(tmp_path: Path) ->
     os.close(terminal)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0 and (tmp_path / "written").exists()
+
+
+def test_a_second_sigterm_ends_what_the_first_has_begun_to_end_and_one_at_once_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a second Ctrl-C does; timeout(1) sends two."""
+    with signals_interrupt():
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        monkeypatch.setattr(interrupts, "TOGETHER", math.inf)
+        os.kill(os.getpid(), signal.SIGTERM)
+        monkeypatch.setattr(interrupts, "TOGETHER", -1.0)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGHUP)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_while_a_command_is_imported_a_signal_ends_it_in_one_line(name: str, tmp_path: Path) -> None:
+    process = importing("typer", tmp_path, "-c", "from prunella.deploy.cli import start; start()", "runs")
+    process.send_signal(getattr(signal, name))
+    assert process.communicate(timeout=60) == ("", "prunella: stopped\n") and process.returncode == 130
+
+
+def test_what_begins_in_the_background_and_its_work_are_interrupted_as_ever() -> None:
+    """Ctrl-C is ignored in a job of a script; inside ``signals_interrupt`` it is what Python makes of it."""
+    begin = "import os, signal\nfrom prunella.core.interrupts import end_at_once, signals_interrupt\n"
+    ignored = begin + "end_at_once(); os.kill(os.getpid(), signal.SIGINT); print('there', flush=True)"
+    process = started(["-c", ignored], "SIGINT")
+    assert process.wait(timeout=60) == 0
+    work = (
+        begin + "end_at_once()\ntry:\n    with signals_interrupt():\n        os.kill(os.getpid(), signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n    print('there', flush=True)\n"
+    )
+    assert started(["-c", work]).wait(timeout=60) == 0
 
 
 def test_afterwards_the_signals_are_whose_they_were() -> None:

@@ -1,0 +1,24 @@
+"""``python -m prunella.benchmarks``: the module that is named, and Ctrl-C before it is imported."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.core.test_interrupts import importing
+
+
+def test_it_is_the_module_that_is_named(tmp_path: Path) -> None:
+    asked = [sys.executable, "-m", "prunella.benchmarks", "reproduce", "bord", "--out", str(tmp_path / "out")]
+    ended = subprocess.run(asked, capture_output=True, text=True, cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (2, "reproduce: unknown claim 'bord': did you mean 'board'?\n")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("module", ["reproduce", "advise.command"])
+def test_while_it_is_imported_a_signal_ends_it_in_one_line(module: str, name: str, tmp_path: Path) -> None:
+    process = importing("torch", tmp_path, "-m", "prunella.benchmarks", module)
+    process.send_signal(getattr(signal, name))
+    assert process.communicate(timeout=60) == ("", "prunella: stopped\n") and process.returncode == 130
