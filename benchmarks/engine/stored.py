@@ -57,7 +57,9 @@ def same_code(cell: Cell, result: Measured) -> bool:
 
 def keep(claims: Iterable[Claim], size: Size, folder: Path, cache: Cache) -> int:
     """Put the cells of the results in ``folder`` into ``cache``, where they are not there yet; how many there are.
-    Raises ``ConfigError`` where there is none."""
+    Raises ``ConfigError`` where there is none, or no such folder."""
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}: give --stored a folder of results")
     many, names = 0, list[str]()
     for claim in claims:
         names.append(claim.name)
@@ -74,5 +76,8 @@ def keep(claims: Iterable[Claim], size: Size, folder: Path, cache: Cache) -> int
                 cache.get(cell.about(claim.experiment), lambda kept=kept: kept)  # type: ignore[misc]
             many += len(every)
     if not many:
-        raise ConfigError(f"{folder} has no finished cell of {', '.join(names)} of this version, size and settings")
+        raise ConfigError(
+            f"{folder} has no finished cell of {', '.join(names)} of this version, size and settings: name another "
+            "folder, or measure from nothing, without --stored"
+        )
     return many

@@ -58,5 +58,10 @@ def test_a_cell_of_which_a_seed_found_nothing_is_left_out() -> None:
 def test_a_claim_of_other_settings_is_measured_again(tmp_path: Path) -> None:
     row = json.loads((RESULTS / "X1.json").read_text())
     (tmp_path / "X1.json").write_text(json.dumps({**row, "seeds": [7, 8, 9]}))
-    with pytest.raises(ConfigError, match="no finished cell of X1"):
+    with pytest.raises(ConfigError, match=r"no finished cell of X1 .* measure from nothing, without --stored"):
         keep([CLAIMS["X1"]], "small", tmp_path, Cache(tmp_path / "cells", 1))
+
+
+def test_a_folder_that_is_not_there_is_said_to_be_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no folder .*nowhere: give --stored a folder of results"):
+        keep([CLAIMS["X1"]], "small", tmp_path / "nowhere", Cache(tmp_path / "cells", 1))
