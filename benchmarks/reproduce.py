@@ -40,6 +40,7 @@ from prunella.benchmarks.scenarios.board import BOARD, submission
 from prunella.core.errors import ConfigError, PrunellaError
 from prunella.core.foreign import is_foreign, lookup
 from prunella.core.interrupts import signals_interrupt
+from prunella.tasks.datasets.hub import UnreachableHub
 
 VERSION = 1
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -87,10 +88,18 @@ def planned(
 
 
 def run(plan: Plan, claims: Sequence[Claim], size: Size, data: Path | None, say: Say, limits: RunLimits) -> None:
-    """Measure, after a word on images that are not local."""
-    for name in sorted({name for claim in claims for name in elsewhere(claim, size, data)}):
+    """Measure, after a word on images that are not local. Raises ``ConfigError`` where the hub has to have those of a
+    claim, and cannot be reached."""
+    away = sorted({name for claim in claims for name in elsewhere(claim, size, data)})
+    for name in away:
         say(f"{name} has no folder under --data: its images come from the hub, or from where they were kept before")
-    fill(plan, data, say, limits)
+    try:
+        fill(plan, data, say, limits)
+    except UnreachableHub as error:
+        what = str(error).partition(":")[0]
+        raise ConfigError(
+            f"{what}: give --data a folder with its Parquet files in a folder below it, called {' or '.join(away)}"
+        ) from None
 
 
 def result(claim: Claim, size: Size, plan: Plan, data: Path | None) -> Measured:

@@ -4,6 +4,9 @@ Columns, sizes and classes stand in the table of ``tasks.datasets``, so the serv
 A local copy goes through ``tasks.datasets.parquet`` and yields the same shares. Only names are sent to the hub.
 """
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +26,10 @@ from prunella.tasks.partition import Partition
 if TYPE_CHECKING:
     from datasets import Dataset as HubRows
     from flwr_datasets.partitioner import Partitioner
+
+
+class UnreachableHub(DataError):
+    """No network, and no copy from before."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +73,23 @@ def _federated(hub: Hub, partitioners: "dict[str, Partitioner | int]", seed: int
     return FederatedDataset(dataset=hub.name, subset=hub.subset, partitioners=partitioners, seed=seed)
 
 
-def _unreachable(hub: Hub) -> DataError:
-    return DataError(
-        f"{hub.name} cannot be fetched from the hub and is not cached: put its Parquet files (train*.parquet, "
-        "test*.parquet) in a folder and name it behind the data set, as in 'mnist:/folder', or as the node's own data "
-        "root"
-    )
+@contextmanager
+def _reached(hub: Hub) -> Iterator[None]:
+    """Raise ``UnreachableHub`` for an error of the network, in place of the two lines that the hub's client logs of
+    each of its tries."""
+    log = logging.getLogger("huggingface_hub")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    except OSError:
+        raise UnreachableHub(
+            f"{hub.name} cannot be fetched from the hub and is not cached: put its Parquet files (train*.parquet, "
+            "test*.parquet) in a folder and name it behind the data set, as in 'mnist:/folder', or as the node's own "
+            "data root"
+        ) from None
+    finally:
+        log.setLevel(before)
 
 
 def fetch_train(hub: Hub, partition: Partition, client: int) -> Examples:
@@ -80,9 +98,10 @@ def fetch_train(hub: Hub, partition: Partition, client: int) -> Examples:
         raise DataError(f"client {client} is not one of {partition.clients} clients")
     federated = _federated(hub, {"train": partitioner(partition, hub.table)}, partition.seed)
     try:
-        rows = federated.load_partition(client)
-    except OSError:
-        raise _unreachable(hub) from None
+        with _reached(hub):
+            rows = federated.load_partition(client)
+    except UnreachableHub:
+        raise
     except (ValueError, KeyError, IndexError):
         raise DataError(f"{hub.name} has no share for client {client}: fewer clients, or a larger alpha") from None
     return _examples(rows, hub.table)
@@ -91,10 +110,8 @@ def fetch_train(hub: Hub, partition: Partition, client: int) -> Examples:
 def fetch_test(hub: Hub) -> Examples | None:
     if not hub.has_test:
         return None
-    try:
+    with _reached(hub):
         rows = _federated(hub, {"train": 1}, 0).load_split("test")
-    except OSError:
-        raise _unreachable(hub) from None
     return _examples(rows, hub.table)
 
 

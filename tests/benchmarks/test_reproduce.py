@@ -3,6 +3,9 @@
 import contextlib
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -480,3 +483,14 @@ def test_what_a_user_can_mend_is_one_line_and_2(tmp_path: Path, capsys: pytest.C
         assert word in said and said.count("\n") == 1
     assert not (tmp_path / "out").exists()
     assert Judgement(HOLDS, "x").word == "holds"
+
+
+def test_without_images_it_says_how_to_give_it_some(tmp_path: Path) -> None:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0"}
+    asked = [sys.executable, "-m", "prunella.benchmarks", "reproduce", "D2", "--data", str(tmp_path)]
+    asked += ["--cache", str(tmp_path / "cells"), "--out", str(tmp_path / "out")]
+    ended = subprocess.run(asked, capture_output=True, text=True, env=environment)
+    assert ended.returncode == 2
+    first, *between, last = ended.stderr.splitlines()
+    assert first.startswith("cifar10 has no folder under --data") and not between
+    assert last.startswith("reproduce: uoft-cs/cifar10 cannot be fetched") and last.endswith("below it, called cifar10")

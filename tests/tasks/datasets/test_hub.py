@@ -1,3 +1,4 @@
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ import torch
 
 from prunella.core.errors import DataError
 from prunella.tasks.datasets import DATASETS, HUBS
-from prunella.tasks.datasets.hub import Hub, fetch_test, fetch_train, partitioner
+from prunella.tasks.datasets.hub import Hub, UnreachableHub, _reached, fetch_test, fetch_train, partitioner
 from prunella.tasks.datasets.parquet import Table
 from prunella.tasks.partition import Partition
 
@@ -81,3 +82,13 @@ except DataError as error:
         check=False,
     )
     assert "uoft-cs/cifar10 cannot be fetched" in done.stdout and "mnist:/folder" in done.stdout, done.stderr
+
+
+def test_tries_that_fail_log_nothing_and_their_error_does(caplog):
+    """The hub's client logs two lines for each of its six tries."""
+    log, hub = logging.getLogger("huggingface_hub"), HUBS["cifar10"]
+    before = log.level
+    with pytest.raises(UnreachableHub, match="cannot be fetched"), _reached(hub):
+        log.getChild("utils._http").warning("Retrying in 8s [Retry 4/5].")
+        raise ConnectionError
+    assert not caplog.records and log.level == before
