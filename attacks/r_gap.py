@@ -35,7 +35,7 @@ from prunella.attacks.engine.image_priors import into_box
 from prunella.attacks.engine.matching import Target, dummy_gradient, target_of
 from prunella.attacks.engine.objectives import euclidean, flatten, split
 from prunella.core.config import Count, Positive
-from prunella.core.errors import AttackError
+from prunella.core.errors import AttackError, with_article
 from prunella.core.trees import Tree
 from prunella.core.types import Reconstruction, ServerView
 from prunella.tasks.task import Task
@@ -68,7 +68,7 @@ def inverse(layer: nn.Module) -> Callable[[Tensor], Tensor]:
         return lambda out: torch.atanh(out.clamp(-1 + _EDGE, 1 - _EDGE))
     if isinstance(layer, nn.Sigmoid):
         return lambda out: torch.logit(out, eps=_EDGE)
-    raise AttackError(f"R-GAP cannot invert a {type(layer).__name__}: it needs a chain such as cnn6")
+    raise AttackError(f"R-GAP cannot invert {with_article(layer)}: it needs a chain such as cnn6")
 
 
 def slope_at(layer: nn.Module, z: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ def peel(
     params, gradient = trees
     name, last = layers[-1]
     if not isinstance(last, nn.Linear):
-        raise AttackError(f"R-GAP needs a linear last layer, not a {type(last).__name__}")
+        raise AttackError(f"R-GAP needs a linear last layer, not {with_article(last)}")
     slope, own = gradient[f"{name}weight"], gradient.get(f"{name}bias")
     if own is not None and bool(own.any()):
         residual, out = own, slope.T @ own / own.square().sum()

@@ -36,7 +36,7 @@ from prunella.attacks.engine.inversion import reconstruct
 from prunella.attacks.idlg import Idlg
 from prunella.attacks.ig import Ig
 from prunella.attacks.sgi import Sgi
-from prunella.core.errors import ConfigError
+from prunella.core.errors import ConfigError, with_article
 from prunella.core.foreign import lookup
 from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.tasks.task import Task
@@ -191,7 +191,7 @@ def find_attack(name: str) -> Attack:
     """The line of ``ATTACKS``, or somebody's own by import path (``core.foreign``). Raises ``ConfigError``."""
     found = lookup("attack", name, ATTACKS)
     if not isinstance(found, Attack):
-        raise ConfigError(f"attack {name!r} is a {type(found).__name__}, not an attacks.Attack")
+        raise ConfigError(f"attack {name!r} is {with_article(found)}, not an attacks.Attack")
     return found
 
 

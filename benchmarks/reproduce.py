@@ -37,7 +37,7 @@ from prunella.benchmarks.engine.results_index import must_be_ours, typical, writ
 from prunella.benchmarks.engine.stored import keep
 from prunella.benchmarks.registry import CLAIMS, TABLES
 from prunella.benchmarks.scenarios.board import BOARD, submission
-from prunella.core.errors import ConfigError, PrunellaError
+from prunella.core.errors import ConfigError, PrunellaError, with_article
 from prunella.core.foreign import is_foreign, lookup
 from prunella.core.interrupts import signals_interrupt
 from prunella.tasks.datasets.hub import UnreachableHub
@@ -136,7 +136,7 @@ def claim_of(name: str) -> Claim:
     entries = {**CLAIMS, **TABLES}
     claim = lookup("claim", next((each for each in entries if each.casefold() == name.casefold()), name), entries)
     if not isinstance(claim, Claim):
-        raise ConfigError(f"claim {name!r} is a {type(claim).__name__}, not a prunella.benchmarks.engine.claim.Claim")
+        raise ConfigError(f"claim {name!r} is {with_article(claim)}, not a prunella.benchmarks.engine.claim.Claim")
     return dataclasses.replace(claim, name=name) if is_foreign(name) else claim
 
 

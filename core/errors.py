@@ -56,6 +56,19 @@ class AttackError(PrunellaError, ValueError):
     """An attack cannot run on this view."""
 
 
+def with_article(thing: object) -> str:
+    """What a thing is, with its article.
+
+    >>> with_article(0.5), with_article(OSError()), with_article(OSError)
+    ('a float', 'an OSError', 'the class OSError')
+    """
+    if isinstance(thing, type):
+        return f"the class {thing.__name__}"
+    name = type(thing).__name__
+    spelled = name[:2].isupper()  # LSTM
+    return f"{'an' if name[0] in ('AEFHILMNORSX' if spelled else 'AEIOUaeiou') else 'a'} {name}"
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     """The error for a name that no registry has: the nearest valid one, then all of them, unless they fill the screen.
 

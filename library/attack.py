@@ -17,7 +17,7 @@ from prunella.attacks.engine.attackable import require_images
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.core.config import kebab, parse_section
 from prunella.core.device import pick_device
-from prunella.core.errors import AttackError, ConfigError
+from prunella.core.errors import AttackError, ConfigError, with_article
 from prunella.core.files import write_tree
 from prunella.core.memory import keep_freed_memory
 from prunella.core.randomness import stream
@@ -103,7 +103,7 @@ def attack(
     or a setting that is unknown, ``AttackError`` where this attack cannot run on this view.
     """
     if not isinstance(view, View) and not (isinstance(view, tuple) and view and isinstance(view[0], ServerView)):
-        raise ConfigError(f"attack takes a view, not a {type(view).__name__}: make one by prunella.view(model, ...)")
+        raise ConfigError(f"attack takes a view, not {with_article(view)}: make one by prunella.view(model, ...)")
     seen, task = (view.seen, view.task) if isinstance(view, View) else view[:2]
     entry, chosen = find_attack(name), settings_for(name, settings)
     require_images(seen, task)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from prunella.core.copies import copied
-from prunella.core.errors import ConfigError
+from prunella.core.errors import ConfigError, with_article
 from prunella.tasks.models.layers import Shape
 from prunella.tasks.task import ModuleTask, require_fit
 
@@ -61,7 +61,7 @@ def own_task(
 ) -> ModuleTask:
     """The task of a copy of ``model``, on the CPU. Raises ``ConfigError`` where the model cannot be audited."""
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"the model is a {type(model).__name__}: pass a torch.nn.Module with its weights")
+        raise ConfigError(f"the model is {with_article(model)}: pass a torch.nn.Module with its weights")
     module = copied(model).cpu().eval()
     if other := [name for name, p in module.named_parameters() if p.dtype != torch.float32]:
         kind = str(module.get_parameter(other[0]).dtype).removeprefix("torch.")

@@ -14,7 +14,7 @@ CHN  Defending Against Data Reconstruction Attacks in Federated Learning: An Inf
 from collections.abc import Iterable
 from dataclasses import fields, replace
 
-from prunella.core.errors import ConfigError
+from prunella.core.errors import ConfigError, with_article
 from prunella.core.foreign import lookup
 from prunella.privacy.accounting import Privacy
 from prunella.privacy.adgp import AlignedPruning, adgp
@@ -81,7 +81,7 @@ def find_defense(name: str) -> Entry:
         return DEFENSES[name]
     found = lookup("defense", name, DEFENSES)
     if not isinstance(found, Entry):
-        raise ConfigError(f"defense {name!r} is a {type(found).__name__}, not a prunella.privacy.defense.Entry")
+        raise ConfigError(f"defense {name!r} is {with_article(found)}, not a prunella.privacy.defense.Entry")
     if found.private or found.guards:
         raise ConfigError(f"defense {name!r} is marked private or guards: only a defense of this release can be")
     return replace(found, claim=HEURISTIC)

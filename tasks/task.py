@@ -20,7 +20,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedParameter
 
 from prunella.core.copies import copied
-from prunella.core.errors import ConfigError, PrunellaError
+from prunella.core.errors import ConfigError, PrunellaError, with_article
 from prunella.core.foreign import is_foreign, lookup
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree
@@ -141,7 +141,7 @@ def require_fit(task: Task, module: nn.Module) -> None:
     finally:
         module.train(training)
     if not isinstance(answer, Tensor) or answer.shape != (2, task.classes):
-        found = tuple(answer.shape) if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
+        found = tuple(answer.shape) if isinstance(answer, Tensor) else with_article(answer)
         raise ConfigError(f"{who} answers 2 images with {found}, not with one logit for each of {task.classes} classes")
 
 
@@ -170,5 +170,5 @@ def _build(task: Task, seed: int) -> nn.Module:
             how = f"call it with {', '.join(map(str, given)) or 'nothing'} to see why"
             raise ConfigError(f"{who} cannot be built ({what}): {how}") from error
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"model {task.model!r} built a {type(module).__name__}, not a torch.nn.Module")
+        raise ConfigError(f"model {task.model!r} built {with_article(module)}, not a torch.nn.Module")
     return frozen_norm(module) if isinstance(task, FrozenNormTask) else module

@@ -25,7 +25,7 @@ from prunella.benchmarks.scenarios.meeting import MATCHING, STRONG, meet
 from prunella.benchmarks.scenarios.price import price
 from prunella.benchmarks.scenarios.scenario import LARGER, SCENARIOS, full
 from prunella.benchmarks.scenarios.standing import COST, PICTURED, draw, table
-from prunella.core.errors import ConfigError
+from prunella.core.errors import ConfigError, with_article
 from prunella.core.foreign import lookup
 from prunella.privacy.defense import Entry
 from prunella.tasks.data import recommended_rate
@@ -131,7 +131,7 @@ def submission(name: str) -> Claim:
         return board(cells((NONE, name)), asked)
     if isinstance(found, Attack):
         return board(cells(CHAINS, name, costs=False), asked)
-    raise ConfigError(f"{name} is a {type(found).__name__}, not a privacy.defense.Entry or an attacks.Attack")
+    raise ConfigError(f"{name} is {with_article(found)}, not a privacy.defense.Entry or an attacks.Attack")
 
 
 _ALL, _WORST = (*CHAINS, *MORE), sorted(PICTURED.values())

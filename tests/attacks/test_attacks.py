@@ -72,6 +72,8 @@ def test_somebody_s_own_attack_is_found_and_what_is_none_is_refused() -> None:
     assert find_attack(f"{__name__}:OWN") is OWN
     with pytest.raises(ConfigError, match="is a dict, not an attacks.Attack"):
         find_attack("prunella.attacks:ATTACKS")
+    with pytest.raises(ConfigError, match="is the class Attack, not an attacks.Attack"):
+        find_attack("prunella.attacks:Attack")
     with pytest.raises(ConfigError, match="did you mean 'sgi'"):
         find_attack("sgo")
 
