@@ -5,7 +5,8 @@
 The replies of a round are merged by the rule, and the strategy is handed that one model in every reply: what it
 averages is then the robust model, and what it does afterwards (FedAdam's step) it does with that. A coordinate that a
 client left as it was sent counts as its vote to leave it, since a foreign app's reply does not tell that from an
-abstention. Below the quorum, 2f+1 replies for f liars, the model stays as it was sent.
+abstention. A round that asks fewer than the quorum, 2f+1 clients for f liars, ends the run, since no answers could move
+the model; where fewer of those asked answer well, it stays as it was sent.
 
 Inside ``Prune`` the rule sees pruned models. Arrays of integers are merged by their median. A reply with other names,
 shapes or kinds of numbers, a value that is not finite or a count that is none is left out. All replies that are left
@@ -21,7 +22,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from prunella.core.config import kebab, parse_section
-from prunella.core.errors import WireError, unknown
+from prunella.core.errors import ConfigError, WireError, unknown
 from prunella.core.trees import Tree, full_mask, subtract
 from prunella.flower.arrays import OWN, fits, whole
 from prunella.flower.central import refuse_beside, wrapper_around, wrapper_inside
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 class Robust(Layer):
     """``rule`` is ``median``, ``trimmed-mean`` or ``norm-bound``; ``settings`` are the rule's (``liars=1``).
 
-    Raises ``ConfigError``.
+    Raises ``ConfigError``, in a round that asks too few clients to outvote the liars, too.
     """
 
     def __init__(self, strategy: Strategy, rule: str = "median", **settings: Any) -> None:
@@ -55,7 +56,16 @@ class Robust(Layer):
     ) -> Iterable[Message]:
         self._refuse(wrapper_around())
         self._before = from_dense(arrays)
-        return super().configure_train(server_round, arrays, config, grid)
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        asked = len({message.metadata.dst_node_id for message in messages})
+        if 0 < asked < self._quorum:
+            fewer = f", or tolerate fewer with liars={(asked - 1) // 2}" if asked > 2 else ""
+            raise ConfigError(
+                f"round {server_round} asks {asked} clients, and {self._quorum} answers are needed to outvote "
+                f"{self._liars} malicious: set the strategy's min_train_nodes={self._quorum} (min_fit_clients of the "
+                f"older API){fewer}"
+            )
+        return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Trained:
         read, errors = self._read(replies)
@@ -105,7 +115,10 @@ class Robust(Layer):
         before = {name: tensor.double() for name, tensor in self._before.items()}
         if len(trees) < self._quorum:
             logger.warning(
-                "%d valid answers, and %d are needed to outvote %d liars", len(trees), self._quorum, self._liars
+                "%d valid answers, and %d are needed to outvote %d liars: the model stays as it was sent",
+                len(trees),
+                self._quorum,
+                self._liars,
             )
             return before
         params = {n: t for n, t in before.items() if self._before[n].is_floating_point()}

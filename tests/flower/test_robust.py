@@ -87,8 +87,27 @@ def test_the_norm_bound_bounds_the_damage(tmp_path: Path) -> None:
 def test_below_the_quorum_the_model_stays(tmp_path: Path) -> None:
     torch.manual_seed(0)
     first = Net().state_dict()
-    found = tree(run(make([]), tmp_path, {}, Robust(FedAvg(**QUIET)), clients=2).arrays)
+
+    def spoil(reply: Message) -> Message:
+        if reply.metadata.src_node_id == FIRST_NODE:
+            reply.content["metrics"]["num-examples"] = -1
+        return reply
+
+    found = tree(run(make([]), tmp_path, {}, Robust(FedAvg(**QUIET)), clients=3, tamper=spoil).arrays)
     assert all(torch.allclose(found[name].float(), first[name], atol=1e-7) for name in found)
+
+
+@pytest.mark.parametrize("under_a_mask", [False, True])
+def test_a_round_that_asks_too_few_to_outvote_the_liars_ends_the_run(under_a_mask: bool, tmp_path: Path) -> None:
+    """Otherwise it would end as any other, with the weights that it began with."""
+    robust: Any = Robust(FedAvg(**QUIET), "trimmed-mean", liars=5)
+    made = Prune(robust, "random", rate=0.5) if under_a_mask else robust
+    words = "asks 3 clients, and 11 answers are needed .* min_train_nodes=11 .* liars=1"
+    with pytest.raises(ConfigError, match=words):
+        run(make([]), tmp_path / "five", {}, made, clients=3)
+    with pytest.raises(ConfigError, match=r"asks 2 clients, and 3 answers .* older API\)$"):
+        run(make([]), tmp_path / "one", {}, Robust(FedAvg(**QUIET)), clients=2)
+    run(make([]), tmp_path / "none", {}, Robust(FedAvg(**QUIET), "norm-bound"), clients=2)  # which outvotes nobody
 
 
 @pytest.mark.parametrize("outside", [True, False])
