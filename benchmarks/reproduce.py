@@ -33,6 +33,7 @@ from prunella.benchmarks.engine.claim import SIZES, Claim, Size, judged
 from prunella.benchmarks.engine.machine import machine, use_device
 from prunella.benchmarks.engine.measuring import ALONE, Plan, RunLimits, Say, fill, missing, points
 from prunella.benchmarks.engine.results import Measured, listing, write
+from prunella.benchmarks.engine.results_index import found as results_of
 from prunella.benchmarks.engine.results_index import must_be_ours, typical, write_index, write_pages
 from prunella.benchmarks.engine.stored import keep
 from prunella.benchmarks.registry import CLAIMS, TABLES
@@ -152,7 +153,9 @@ def parser() -> argparse.ArgumentParser:
         "--list", action="store_true", dest="listed", help="list all claims and tables, and what each one needs"
     )
     parser.add_argument("--index", action="store_true", help="only rewrite the README.md of --out")
-    parser.add_argument("--pages", action="store_true", help="judge --out again and rewrite it, from its JSON")
+    parser.add_argument(
+        "--pages", action="store_true", help="judge --out, or the claim in it, again and rewrite it, from JSON"
+    )
     parser.add_argument(
         "--size", choices=SIZES, help="small (the default): each claim fits 15 minutes on two cores; paper: a GPU"
     )
@@ -176,12 +179,35 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+def named(chosen: Any) -> list[Claim]:
+    """The one that was asked for, if one was. Raises ``ConfigError``."""
+    if chosen.submit:
+        return [submission(chosen.submit)]
+    return [claim_of(chosen.claim)] if chosen.claim else []
+
+
+def rewritten(chosen: Any) -> list[Path]:
+    """What lies in ``--out``, judged and written anew as far as it was asked for, and the list of claims with it.
+    Raises ``ConfigError``."""
+    if not chosen.out.is_dir():
+        raise ConfigError(f"there is no folder {chosen.out}: name that of the results with --out")
+    one = named(chosen)
+    if one and chosen.index:
+        raise ConfigError("--index is of all claims: leave the claim out")
+    if one and not results_of(one[0], chosen.out):
+        raise ConfigError(f"{chosen.out} has no result of {one[0].name}: measure it, or name another folder with --out")
+    listed = [] if one and one[0].name not in CLAIMS else list(CLAIMS.values())
+    if listed:
+        must_be_ours(chosen.out)
+    written = write_pages(one or (*CLAIMS.values(), *TABLES.values()), chosen.out) if chosen.pages else []
+    return [*written, write_index(listed, chosen.out)] if listed else written
+
+
 def chosen_claims(chosen: Any, size: Size) -> list[Claim]:
     """The one that was asked for, or all of this size. Raises ``ConfigError``, also where there is another file in the
     place of the list of claims."""
-    claims = [claim for claim in (*CLAIMS.values(), *TABLES.values()) if size in claim.sizes()]
-    if chosen.submit or chosen.claim:
-        claims = [submission(chosen.submit) if chosen.submit else claim_of(chosen.claim)]
+    every = (*CLAIMS.values(), *TABLES.values())
+    claims = named(chosen) or [claim for claim in every if size in claim.sizes()]
     if any(claim.name in CLAIMS for claim in claims):
         must_be_ours(chosen.out)
     return claims
@@ -239,11 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not (chosen.index or chosen.pages):
             with signals_interrupt():
                 return measure(chosen)
-        if not chosen.out.is_dir():
-            raise ConfigError(f"there is no folder {chosen.out}: name that of the results with --out")
-        must_be_ours(chosen.out)
-        written = write_pages((*CLAIMS.values(), *TABLES.values()), chosen.out) if chosen.pages else []
-        print(*written, write_index(CLAIMS.values(), chosen.out), sep="\n")
+        print(*rewritten(chosen), sep="\n")
     except PrunellaError as error:
         complain(f"reproduce: {error}")
         return USAGE

@@ -339,7 +339,8 @@ def reproduce(
         Path | None, typer.Option(help="Directory of results whose cells count as measured; it goes on there.")
     ] = None,
     pages: Annotated[
-        bool, typer.Option("--pages", help="Measure nothing: judge and write OUT anew from its JSON.")
+        bool,
+        typer.Option("--pages", help="Measure nothing: judge OUT, or the claim that is named, anew from its JSON."),
     ] = False,
     index: Annotated[bool, typer.Option("--index", help="Measure nothing: write OUT's README.md anew.")] = False,
 ) -> None:

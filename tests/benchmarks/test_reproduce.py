@@ -283,6 +283,22 @@ def test_a_run_without_time_keeps_what_it_has_and_judges_nothing(
     assert engine.main(asked) == 0 and "T1 holds" in capsys.readouterr().out and len(laboratory.made) == 12
 
 
+def test_pages_of_one_s_own_claim_are_of_it_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rule has changed since: its page is judged anew, and no list of the papers' claims is put beside it."""
+    monkeypatch.setitem(globals(), "MINE", Laboratory().claim())
+    out, name = tmp_path / "out", f"{__name__}:MINE"
+    assert engine.main([name, "--cache", str(tmp_path / "cache"), "--out", str(out)]) == 0
+    judged = dataclasses.replace(Laboratory().claim().experiment, judge=lambda points: Judgement(REFUSED, "a new rule"))
+    monkeypatch.setitem(globals(), "MINE", dataclasses.replace(Laboratory().claim(), experiment=judged))
+    assert engine.main([name, "--pages", "--out", str(out)]) == 0
+    assert "A new rule" in next(out.glob("*.md")).read_text() and len(list(out.glob("*.md"))) == 1
+    capsys.readouterr()
+    assert engine.main(["X1", "--pages", "--out", str(out)]) == 2 and "no result of X1" in capsys.readouterr().err
+    assert engine.main(["X1", "--index", "--out", str(out)]) == 2 and "leave the claim out" in capsys.readouterr().err
+
+
 class Killed(BaseException):
     """What no code catches."""
 
