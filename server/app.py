@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from logging import INFO
+from logging import INFO, getLogger
 from pathlib import Path
 
 from flwr.app import Context
@@ -25,6 +25,7 @@ from prunella.server.exporter import Exporter
 from prunella.server.grid import OrderedGrid
 from prunella.server.preflight import require_test
 from prunella.server.rounds import Federation, federate, require_replies, set_threads
+from prunella.server.simulated import untold
 from prunella.server.store.rows import ledger_rows
 from prunella.server.store.schema import row
 from prunella.server.store.write import RunStore, Status, claimed, now
@@ -188,6 +189,7 @@ def run_to_end(federation: Federation, grid: Grid) -> None:
         exporter.update([row("rounds_void_total", 0), row("run_ended", 0)])
     if threading.current_thread() is not threading.main_thread():
         add_exit_handler(lambda: stopped(federation))
+        getLogger("flwr").addFilter(untold)
     try:
         federate(federation, OrderedGrid(grid, run.poll_seconds, arriving=run.speed_tiers > 1))
         require_replies(federation, run.rounds)

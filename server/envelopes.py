@@ -24,6 +24,7 @@ from flwr.app.message import make_message
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.logger import log
 
+from prunella.server.simulated import plain
 from prunella.strategies.round.replies import UNREADABLE
 
 
@@ -88,7 +89,7 @@ def of_who_was_asked(replies: Iterable[Message], asked: Mapping[str, int]) -> li
             continue
         senders = {asked[own], SUPERLINK_NODE_ID} if reply.has_error() else {asked[own]}
         honest = own == question and node in senders
-        found[own] = reply if honest else refused(Envelope(own, asked[own]), ANOTHERS)
+        found[own] = plain(reply) if honest else refused(Envelope(own, asked[own]), ANOTHERS)
     return list(found.values())
 
 
