@@ -107,6 +107,8 @@ def _read(path: Path | str) -> tuple[Tree, dict[str, Any]]:
     path = path / VIEW if path.is_dir() else path
     try:
         tensors, metadata = read_tree(path)
+    except FileNotFoundError:
+        raise AttackError(f"there is no trace {path}") from None
     except (OSError, SafetensorError) as error:
         raise AttackError(f"{path.name} is not a readable trace: {type(error).__name__}") from None
     return tensors, _about(metadata, path.name)

@@ -128,6 +128,15 @@ CHANGES = {
 }
 
 
+def test_a_trace_that_is_not_there_is_said_not_to_be(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "no.safetensors"):
+        with pytest.raises(AttackError, match=f"there is no trace {tmp_path}"):
+            load_trace(path)
+    (tmp_path / "x.safetensors").write_text("x")
+    with pytest.raises(AttackError, match="x.safetensors is not a readable trace"):
+        load_trace(tmp_path / "x.safetensors")
+
+
 @pytest.mark.parametrize("message", CHANGES)
 def test_malformed_traces_are_refused_with_the_reason(
     message: str, tmp_path: Path, full: ServerView, task: Task
