@@ -71,7 +71,7 @@ def play_canary(shadow: RunShadow, canaries: Examples, kind: str) -> Sent:
     sites = shadow.round.sites
     images = sites if single else shadow.like.images_used or sites
     if few := shortage(canaries, images, sites):
-        raise AttackError(few)
+        raise AttackError(f"{few}: have twice as many test images, or fewer local-steps or a smaller batch-size")
     order = torch.randperm(len(canaries), generator=stream(shadow.run.seed, round=number, purpose="canary-images"))
     shown = canaries.take(order[:images])
     return shadow.first().play(shown, 0, 1, sites) if single else shadow.play(shown, 0)

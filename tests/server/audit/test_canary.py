@@ -112,7 +112,8 @@ def test_a_control_has_the_images_of_the_steps_and_not_all_that_a_client_holds()
 
 def test_where_clients_hold_more_images_than_there_are_canaries_no_control_is_made() -> None:
     """A smaller one would be easier, and vouch for an attack that fails."""
-    with pytest.raises(AttackError, match="179 public images are too few for a control of this client's 240"):
+    words = "179 public images are too few for a control of this client's 240: have twice as many test images"
+    with pytest.raises(AttackError, match=words):
         sent("control", **{"local-steps": 30, "batch-size": 8})
     assert len(sent("single", **{"local-steps": 30, "batch-size": 8}).truth.y) == 1
 
