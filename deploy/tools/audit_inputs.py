@@ -47,6 +47,8 @@ def read_tensors(path: Path, names: Sequence[str]) -> Tree:
     try:
         tree, _ = read_tree(path)
         return {name: tree[name] for name in names}
+    except FileNotFoundError:
+        raise UsageError(f"there is no file {path}") from None
     except (OSError, SafetensorError, KeyError):
         raise UsageError(f"{path} is not a safetensors file with the tensors {', '.join(names)}") from None
 

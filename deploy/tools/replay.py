@@ -159,6 +159,8 @@ def read_truth(file: Path | None, trace: Path, task: Task) -> PrivateBatch | Non
     try:
         tree, _ = read_tree(path)
         x, y = tree["x"], tree["y"]
+    except FileNotFoundError:
+        raise UsageError(f"there is no file {path}") from None
     except (OSError, SafetensorError, KeyError):
         raise UsageError(f"{path} is not a safetensors file with images x and labels y") from None
     return labelled_images(path, x, y, task)

@@ -64,6 +64,8 @@ def public_key(path: Path) -> Ed25519PublicKey:
     """Raises ``ConfigError`` for a file that has none."""
     try:
         key = serialization.load_pem_public_key(path.read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {path}: name the .pub file that the federation gave out") from None
     except (OSError, ValueError):
         key = None
     if not isinstance(key, Ed25519PublicKey):

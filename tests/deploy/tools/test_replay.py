@@ -122,6 +122,8 @@ def test_scores_need_the_truth_and_a_canary_has_it_beside_it(tmp_path: Path) -> 
     assert "(random " in scored.lines()[13] and "other" not in scored.lines()[13], "it has no gallery"
     with pytest.raises(UsageError, match="not a safetensors file with images"):
         replay(Sources(trace, tmp_path, truth=trace), "ig", [], 0)
+    with pytest.raises(UsageError, match=f"there is no file {tmp_path}/typo"):
+        replay(Sources(trace, tmp_path, truth=tmp_path / "typo"), "ig", [], 0)
 
 
 def test_labels_get_a_verdict_and_their_grey_images_none(tmp_path: Path) -> None:
