@@ -9,7 +9,7 @@ import typer.main
 from click import Context, UsageError
 from typer.core import TyperArgument, TyperGroup
 
-from prunella.deploy.console.terminal import require_package
+from prunella.deploy.console.terminal import FAILED, about_disk, errors, require_package, say
 
 
 class Argument(TyperArgument):
@@ -31,11 +31,16 @@ class Commands(TyperGroup):
         super().__init__(**{**given, "suggest_commands": not hasattr(click.exceptions, "NoSuchCommand")})
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """On a terminal that does not know ε or …, a question mark stands for them."""
+        """On a terminal that does not know ε or …, a question mark stands for them. What cannot be written, such as
+        ``--help`` into a file on a full disk, is told of in one line."""
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")
-        return super().main(*args, **kwargs)
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            say(f"prunella: {about_disk(error)}", errors)
+            sys.exit(FAILED)
 
     def invoke(self, ctx: Context) -> Any:
         """``prunella run rounds=3`` is told how a setting is written."""

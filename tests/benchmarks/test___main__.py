@@ -1,5 +1,6 @@
 """``python -m prunella.benchmarks``: the module that is named, and Ctrl-C before it is imported."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -22,3 +23,17 @@ def test_while_it_is_imported_a_signal_ends_it_in_one_line(module: str, name: st
     process = importing("torch", tmp_path, "-m", "prunella.benchmarks", module)
     process.send_signal(getattr(signal, name))
     assert process.communicate(timeout=60) == ("", "prunella: stopped\n") and process.returncode == 130
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_is_one_line_and_a_closed_pipe_none(tmp_path: Path) -> None:
+    """L3 is arithmetic."""
+    asked = [sys.executable, "-m", "prunella.benchmarks", "reproduce", "L3"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(asked, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert ended.returncode == 1 and ended.stderr.splitlines()[-1].startswith("prunella: the disk is full")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as pipe:
+        ended = subprocess.run(asked, stdout=pipe, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr and "Errno" not in ended.stderr

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -39,3 +40,19 @@ def test_a_terminal_that_knows_no_epsilon_gets_a_question_mark(encoding: str) ->
 def test_a_command_that_was_likely_meant_is_named_once() -> None:
     said = RUNNER.invoke(app, ["rnu"], env={"COLUMNS": "200"})
     assert said.exit_code == 2 and said.output.count("Did you mean 'run'") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("asked", ["--help", "--version", "reproduce --list", "run --help"])
+def test_what_a_full_disk_does_not_take_is_told_of_in_one_line(asked: str) -> None:
+    code = "from prunella.deploy.cli.main import app; app()"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *asked.split()],
+            env=importable(environment()),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1 and done.stderr.startswith("prunella: the disk is full"), done.stderr[-500:]
+    assert "Traceback" not in done.stderr
