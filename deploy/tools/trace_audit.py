@@ -24,6 +24,7 @@ from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.score.control import made_by
 from prunella.attacks.score.level import its_own
 from prunella.attacks.trace import load_trace
+from prunella.core.folders import unwritable
 from prunella.core.foreign import is_foreign
 from prunella.core.interrupts import ending, take
 from prunella.core.types import ServerView
@@ -177,6 +178,9 @@ class TraceAudit:
 
     def check(self, control: bool, worst_case: bool) -> None:
         """Raise what keeps the attack or its control from running, before anything is said of how long it takes."""
+        for folder, option in ((self.sources.out, "--out"), (self.sources.keep, "--keep")):
+            if folder is not None and (reason := unwritable(folder)):
+                raise UsageError(f"cannot write to {folder} ({reason}): choose another with {option}")
         view, task, earlier = self.sources.views()
         require_images(view, task)
         entry, (file, _) = find_attack(self.name), find_trace(self.sources.trace)

@@ -207,6 +207,9 @@ def test_what_cannot_run_is_refused_before_anything_is_estimated(trace: Path, tm
         ("ig", Sources(trace, tmp_path, truth=trace), "is not a safetensors file with images"),
         ("r-gap", Sources(trace, tmp_path, keep=tmp_path), "no progress to save"),
         ("ggl", Sources(trace, tmp_path), "ggl"),
+        ("ig", Sources(trace, trace), "is a file.*choose another with --out"),
+        ("ig", Sources(trace, trace / "below"), "is a file.*choose another with --out"),
+        ("ig", Sources(trace, tmp_path, keep=trace), "is a file.*choose another with --keep"),
     ):
         with pytest.raises((UsageError, AttackError), match=words):
             run_audit(TraceAudit(sources, name), False, False, silent, told.append)
