@@ -1,6 +1,5 @@
 """docs/mistakes.md: every command of its table is typed, and refused with the answer that stands there."""
 
-import importlib
 import re
 import shlex
 import sys
@@ -12,6 +11,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from prunella.benchmarks.__main__ import run
 from prunella.deploy.cli import federation
 from prunella.deploy.cli.main import app
 from prunella.deploy.local import launcher
@@ -22,7 +22,7 @@ ROWS = re.findall(r"^\| `(prunella [^`]+)` \| (.+) \| [0-9.]+ \|$", PAGE.read_te
 
 
 def in_this_process(module: Sequence[str], arguments: Sequence[str]) -> NoReturn:
-    sys.exit(importlib.import_module(module[-1]).main(list(arguments)))
+    sys.exit(run(module[-1], list(arguments)))
 
 
 def without_processes(begin: Callable[..., object]) -> Callable[..., object]:
