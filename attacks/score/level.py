@@ -25,6 +25,7 @@ Level = Literal["rebuilt", "traces", "baseline", "unknown"]
 ORDER: tuple[Level, ...] = ("unknown", "baseline", "traces", "rebuilt")
 # Of several audits: one that could not be judged may leak more than one that found nothing.
 WORST: tuple[Level, ...] = ("baseline", "unknown", "traces", "rebuilt")
+FOUND: tuple[Level, ...] = ("traces", "rebuilt")  # evidence that needs no other
 Line = Mapping[str, Any]
 
 # An objective is 0 where a guess explains the whole update and about 1 where it explains nothing (both are relative).
@@ -113,11 +114,6 @@ def _copied(audit: Line) -> bool:
     """Whether the worst image is the picture itself, and not one that anybody could have guessed."""
     psnr, blind = value(audit, "psnr"), value(audit, "psnr", "blind")
     return psnr is not None and psnr >= COPY and (blind is None or blind < COPY) and _pictured(audit)
-
-
-def its_own(audit: Line) -> bool:
-    """Whether the worst image is the original's by its error alone: what was held against the wrong truth is not."""
-    return _copied(audit) or _ahead(audit)
 
 
 def _rebuilt(audit: Line) -> bool:

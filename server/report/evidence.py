@@ -9,7 +9,7 @@ one image of each.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from prunella.attacks.score.level import FITTED, WORST, Level, Line, level, value
+from prunella.attacks.score.level import FITTED, FOUND, WORST, Level, Line, level, value
 from prunella.server.report.many import together
 from prunella.server.report.units import decibels, score
 from prunella.server.store.schema import StoreError, StoreLine, check_audit
@@ -115,7 +115,7 @@ def without_control(audits: Sequence[Line], pending: Collection[int] = ()) -> li
 def is_evidence(audit: Line, audits: Iterable[Line]) -> bool:
     """Whether an audit shows anything: its control was rebuilt, or it found something itself. What is above the
     baselines needs no control; only finding nothing does."""
-    return level(audit) in ("rebuilt", "traces") or control_behind(audit, audits) == "rebuilt"
+    return level(audit) in FOUND or control_behind(audit, audits) == "rebuilt"
 
 
 def fitted(audit: Line) -> bool:
@@ -125,7 +125,7 @@ def fitted(audit: Line) -> bool:
 
 def unfinished(audits: Iterable[Line]) -> list[Line]:
     """Scored audits that show nothing: the attack was cut short or explained no update, and found nothing."""
-    relying = (a for a in scored(audits) if a["kind"] in CONTROLS and level(a) not in ("rebuilt", "traces"))
+    relying = (a for a in scored(audits) if a["kind"] in CONTROLS and level(a) not in FOUND)
     return [a for a in relying if a.get("ok") is False or a.get("reason")]
 
 
@@ -216,8 +216,8 @@ def nearest_by_chance(scores: Mapping[str, Any]) -> float | None:
 
 
 UNTRUE = (
-    "the images named as the truth did not make this update: augmented images, another batch, rate or optimizer, a "
-    "defense of the app's own; look at its pictures"
+    "trained on as the trace says, the images named as the truth make another update: augmented images, another batch, "
+    "loss, rate or optimizer, a defense of the app's own; look at its pictures"
 )
 
 

@@ -296,4 +296,21 @@ def test_images_that_did_not_make_the_update_are_no_truth_about_it(tmp_path: Pat
     told = audited(tmp_path / "mine.safetensors", "ig.iterations=400", control=True)
     (closing,) = (each for each in told if each.startswith("verdict"))
     assert closing.split(maxsplit=1)[1].startswith(f"{badge}. ")
-    assert turned is ("the truth did not make this update" in closing) and "Nothing was rebuilt" not in closing
+    assert turned is ("named as the truth make another update" in closing) and "Nothing was rebuilt" not in closing
+
+
+@pytest.mark.parametrize(
+    ("images", "noise", "found", "badge"), [(1, 0.2, "rebuilt", "Leak found"), (2, 0.5, "traces", "Traces found")]
+)
+def test_what_is_found_of_images_that_made_another_update_is_found(
+    tmp_path: Path, images: int, noise: float, found: str, badge: str
+) -> None:
+    """A client that adds noise to its images: the scores showed them, and the verdict knew nothing."""
+    x, y = everything().x[1500 : 1500 + images], everything().y[1500 : 1500 + images]
+    shown = x.lerp(torch.rand(x.shape, generator=stream(0, purpose="noise")), noise)
+    save_trace(tmp_path / "mine.safetensors", view_of(shown, y, images), TASK, {"round": 1, "node": "7"})
+    write_tree(tmp_path / "truth.safetensors", {"x": x, "y": y})
+    told = audited(tmp_path / "mine.safetensors", "ig.iterations=400", control=True)
+    said = dict(each.split(maxsplit=1) for each in told)
+    assert said["level"] == found and said["verdict"].startswith(f"{badge}. ")
+    assert f"{'an image rebuilt' if found == 'rebuilt' else 'traces of an image'}, PSNR" in said["worst"]
