@@ -7,7 +7,10 @@ how PRECODE falls (arXiv 2208.04767). ``attacks.engine.outer_products`` reads it
     minimise over x:  |f(x) - a|^2 / |a|^2 + tv TV(x),  f the layers before
 
 by L-BFGS and, where that does not explain the input, by signed Adam. Of several images, the span of their inputs is
-matched. The gradient of the layers before is matched, too, where the loss gradient behind them is known. A reading that
+matched. The gradient of the layers before is matched, too, where the loss gradient behind them is known. Of one image
+no label is needed, and none is told where the last layer did not arrive: that which explains the update best is named.
+Where none does, since the client's last layer or loss is another, the image still explains the layer that it was read
+of, and the answer is one in part (``attacks.engine.parts``). A reading that
 leaves pixels undetermined (columns that did not arrive, a batch) is followed by a descent on the whole gradient, except
 where that is random (PRECODE's bottleneck) or holds made-up values (mask hiding).
 
@@ -15,6 +18,7 @@ Errors: ``AttackError`` for a model without a linear layer, or one that takes se
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +26,15 @@ import torch
 from torch import Generator, Tensor
 
 from prunella.attacks.engine.adapted import AdaptedTarget, evaluator
-from prunella.attacks.engine.inversion import Guess, Inversion, descend_alone, descents, first_guess, labels_to_try
+from prunella.attacks.engine.inversion import (
+    EXPLAINED,
+    Guess,
+    Inversion,
+    descend_alone,
+    descents,
+    first_guess,
+    labels_to_try,
+)
 from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import Target, target_of
 from prunella.attacks.engine.objectives import cosine, flatten, split
@@ -107,6 +119,19 @@ def match(
     return min(found, key=lambda each: each.objective)
 
 
+def by_label(target: Target, found: Reconstruction, tried: Sequence[Tensor]) -> Reconstruction:
+    """The images ``found`` with the first labels that explain the update, or that explain it best, and one minus the
+    cosine of theirs."""
+    best = None
+    for y in tried:
+        missed = float(cosine(linearised(target, found.x, y)[0], target.flat, target.support)[0])
+        if best is None or missed < best.objective:
+            best = dataclasses.replace(found, y=y, objective=missed)
+        if missed <= EXPLAINED:
+            break
+    return best or found
+
+
 def reconstruct(
     view: ServerView, task: Task, attack: Representation, generator: Generator, resume: ResumeStore | None = None
 ) -> Reconstruction:
@@ -116,17 +141,20 @@ def reconstruct(
     layer, _ = first_linear(target.module, task.shape)
     reading = read(target, layer, view.shared)
     settings = settings_for(reading, attack)
-    labels = next((y for y in labels_to_try(view, target, task, attack, generator) if y is not None), None)
-    if labels is None:
-        labels = torch.zeros(target.plan.images, dtype=torch.int64, device=target.flat.device)
+    tried = [y for y in labels_to_try(view, target, task, attack, generator) if y is not None]
+    tried = tried or [torch.zeros(target.plan.images, dtype=torch.int64, device=target.flat.device)]
+    labels = tried[0]
     found = match(adapted(target, layer, reading, task), task, settings, labels, generator, store)
+    told = found.objective
     exact = not reading.mixed and bool((reading.known == 1).all())
     random = any(isinstance(part, Bottleneck) for part in target.module.modules())
     if random or reading.filled:  # what fits a reading of drawn or made-up values explains nothing
         return dataclasses.replace(found, compared=False)
     if exact or not attack.polish:  # what fits the reading may miss the update: noise is read, too
-        missed = cosine(linearised(target, found.x, labels)[0], target.flat, target.support)[0]
-        return dataclasses.replace(found, objective=float(missed))
+        found = by_label(target, found, tried[: attack.labels_tried])
+        if found.objective > EXPLAINED and (left := max(reading.left, told)) <= EXPLAINED:
+            return dataclasses.replace(found, objective=left, explained=False, compared=False)
+        return found
     whole = dataclasses.replace(attack, tolerance=1e-9)
     start = Guess(found.x.clone().requires_grad_(), labels, False)
     return descents(target, whole, [start], store)[0]

@@ -212,7 +212,8 @@ class Case:
         """Read the update as ``other`` does."""
         self.how, self.view, self.setting, self.ambiguous = other.how, other.view, other.setting, other.ambiguous
         self.fitted, self.judged = other.fitted, other.judged
-        self.parts = [part for part in self.parts if part.by.endswith(f", {self.how}")]  # the rest was judged otherwise
+        # The rest was judged otherwise, but for what was confirmed without the update as a whole.
+        self.parts = [part for part in self.parts if part.by.endswith(f", {self.how}") or not part.answer.compared]
 
     def iterations(self, share: float, most: int) -> int:
         """How many iterations that share of the budget pays for."""
@@ -269,7 +270,7 @@ class Case:
         answer = line.reconstruct(self.view, self.task, settings, self.generator, **more)
         if "iterations" in kept:
             self.budget.spend(answer.iterations * starts, time.monotonic() - begin)
-        if len(answer.x) < self.images:
+        if len(answer.x) < self.images or not (answer.compared or self.doubted):
             self.parts.append(self.part(candidate.name, answer))
         return [self.found(candidate.name, answer, None, self.missed(answer))]
 

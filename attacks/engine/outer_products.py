@@ -12,7 +12,7 @@ Shapes: dW [K, F], db [K]. Errors: ``AttackError`` where there is no such layer.
 """
 
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,8 @@ class Reading:
     """``rows`` [R, F], inputs of the layer or, where ``mixed``, a basis of them with a last column for the bias.
 
     ``known`` [F] weighs the columns, 1 where they are exact. ``scaled``: whether their size is known, too. ``slope``
-    [K] is the loss gradient at the layer's output, None where it is not known. ``filled``: values were made up.
+    [K] is the loss gradient at the output of the layer, None where it is not known. ``filled``: values were made up.
+    ``left`` is the share of dW that the outer product of db and the input does not explain; 1 where nobody asked.
     """
 
     rows: Tensor
@@ -46,6 +47,7 @@ class Reading:
     mixed: bool
     slope: Tensor | None = None
     filled: bool = False
+    left: float = 1.0
 
 
 class _ReachedError(Exception):
@@ -112,8 +114,9 @@ def read(target: Target, layer: str, shared: Mask | None) -> Reading:
     arrived = (weight != 0) | (weight == 0).all(dim=0) if shared is None else shared[f"{prefix}weight"]
     if bias is not None and not bool(weight[bias == 0].any()):  # a row of zeros is a unit that is silent
         found = by_bias(weight, bias, arrived)
-        if explained(weight, bias, arrived, found.rows[0]) >= _FAITHFUL:
-            return found
+        share = explained(weight, bias, arrived, found.rows[0])
+        if share >= _FAITHFUL:
+            return replace(found, left=1 - share)
     agreed = by_agreement(weight, bias, arrived)
     if agreed is not None:
         return agreed

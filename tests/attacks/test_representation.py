@@ -94,6 +94,26 @@ def flat(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 16), nn.ReLU(), nn.Linear(16, classes))
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_an_image_is_read_where_the_last_layer_stays_with_the_client(batch, own: bool) -> None:
+    """One label explains what arrived where the server has that layer, too; else what was read is an answer in part.
+    Behind noise it is none: any rows have a mean."""
+    task, truth = Task("tests.attacks.test_representation:flat", (1, 8, 8), 10), batch(0, 1)
+    params, buffers = initial(task, 0)
+    last = [name for name in params if name.startswith("3.")]
+    theirs = {**params, **{name: initial(task, 1)[0][name] for name in last}} if own else params
+    view = undefended_view(task, theirs, buffers, truth)
+    sent = {name: u * (name not in last) for name, u in view.update.items()}
+    view = dataclasses.replace(view, params=params, update=sent)
+    portfolio = ATTACKS["portfolio"].settings(passes=300)
+    found = [run(view, task), ATTACKS["portfolio"].reconstruct(view, task, portfolio, stream(0, purpose="attack"))]
+    assert all(psnr(truth.x, each.x)[0] > 60 for each in found)
+    assert [(each.explained, each.compared) for each in found] == [(False, False)] * 2 if own else found[1].explained
+    drawn = torch.Generator().manual_seed(0)
+    noisy = {n: u + 0.1 * u.std() * torch.randn(u.shape, generator=drawn) * (u != 0) for n, u in sent.items()}
+    assert run(dataclasses.replace(view, update=noisy), task).compared
+
+
 def test_the_sizes_of_a_batch_are_those_of_the_view(batch, task, fresh) -> None:
     truth = batch(0, 3)
     found = run(undefended_view(task, *fresh, truth), task, Representation(iterations=40, restarts=1))
