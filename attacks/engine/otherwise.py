@@ -42,11 +42,13 @@ def _judged(case: Case, other: Case, found: list[Found]) -> list[Found]:
 
 
 def _beside_others(case: Case, found: list[Found]) -> float:
-    """How much the best misses, over what other images do; infinity where none is a picture."""
-    best = best_of(found)
-    if best.answer.y is None or math.isinf(best.missed):
+    """How much the best misses, over what other images do; infinity where none is a picture, or these cannot be
+    asked."""
+    x, y, missed = (best := best_of(found)).answer.x, best.answer.y, best.missed
+    if y is None or math.isinf(missed):
         return math.inf
-    return best.missed / max(missed_by_others(case.judged, best.answer.x, best.answer.y), 1e-30)
+    others = attempted(lambda: [missed_by_others(case.judged, x, y)])
+    return missed / max(others[0], 1e-30) if others else math.inf
 
 
 def read_otherwise(case: Case, found: list[Found], ask: Callable[[Case, float], list[Found]]) -> list[Found]:

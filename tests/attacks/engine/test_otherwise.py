@@ -1,6 +1,7 @@
 """The portfolio rebuilds one image whose client had another loss or sent less, and takes no reading that explains
 nothing."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from prunella.attacks.engine.case import Case
 from prunella.attacks.engine.matching import target_of
+from prunella.attacks.engine.otherwise import read_otherwise
 from prunella.attacks.engine.readings import ANY_LOSS, MOVED, OPPOSITE, SIGNS, WEIGHTS, at_once
 from prunella.attacks.engine.resume import ResumeStore
-from prunella.attacks.portfolio import Portfolio, reconstruct
+from prunella.attacks.portfolio import PLAIN, Portfolio, explore, reconstruct
 from prunella.attacks.score.leakage import assign, psnr
 from prunella.attacks.score.level import FITTED
 from prunella.core.randomness import stream
@@ -89,6 +92,31 @@ def test_of_values_clipped_one_by_one_an_image_is_rebuilt_and_never_explained(ta
     found = attempt(clipped(view_of(task, own.x, own.y)), task, order, ResumeStore())
     assert psnr(own.x, found.rebuilt.x)[0] > 20 and str(found.rebuilt.found_by).endswith(SIGNS)
     assert not found.explained and not found.rebuilt.compared, "signs are fewer bits than an image"
+
+
+class Fickle(nn.Module):
+    """A model that at some time finds no memory any more."""
+
+    refuses = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Sigmoid(), nn.Linear(16, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if Fickle.refuses:
+            raise RuntimeError("out of memory")
+        return self.layers(x) + 0  # no network of layers that are known one by one
+
+
+def test_a_model_that_fails_beside_what_was_found_is_no_end_of_the_audit(batch, monkeypatch) -> None:  # noqa: ANN001
+    own = batch(0, 1)
+    task = ModuleTask("fickle", (1, 8, 8), 10, Fickle())
+    view = view_of(task, own.x, own.y, several_labels)
+    case = Case(view, task, SHORT, stream(0, purpose="attack"), math.inf)
+    found = explore(case, [PLAIN], 0.1)
+    monkeypatch.setattr(Fickle, "refuses", True)
+    assert found and read_otherwise(case, found, lambda other, part: []) == found
 
 
 def assigned(truth: Tensor, found: Tensor) -> list[int]:
