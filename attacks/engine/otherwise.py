@@ -61,7 +61,8 @@ def read_otherwise(case: Case, found: list[Found], ask: Callable[[Case, float], 
     for other in attempted(lambda: list(case.otherwise())):
         again = attempted(partial(_judged, case, other, found))
         if not settled(again, other.doubted) and not other.budget.late():
-            again += attempted(partial(ask, other, _RARE if other.how.endswith(SCALES) else 1.0))
+            rare = other.how.endswith(SCALES) and other.setting.single
+            again += attempted(partial(ask, other, _RARE if rare else 1.0))
         done, much = settled(again, other.doubted), _beside_others(other, again) if again else math.inf
         if done or (much <= least and not math.isinf(much)):
             taken, best, least = other, again, much

@@ -17,7 +17,8 @@ signs        Each value has a factor of its own that is above zero: Adam's and A
              values clipped one by one. What is left of a gradient are its signs, and these are compared, softly, since
              the descent needs a slope. They are fewer bits than an image has, so that what they fit is no explanation.
 
-The first three are for one image in one step. The bias is told by its gradient, not by its name.
+The first two are for one image in one step, the third is for one step. The bias is told by its gradient, not by its
+name.
 """
 
 import dataclasses
@@ -232,9 +233,13 @@ def readings(view: ServerView, target: Target, x: Tensor) -> list[OtherReading]:
         view, target, before = less.view, seen_as(target, less.view), f"{WEIGHTS}, "
         found.append(OtherReading(WEIGHTS, view, target if less.whole else beside_weights(target)))
         found += [opposite(view, target)] if less.whole else []
-    if not even(target) and view.images_used == 1 and view.steps in (None, 1):
-        more = {ANY_LOSS: of_any_loss(target, x), MOVED: of_what_moved(target), SCALES: at_own_scales(target)}
-        found += [OtherReading(before + how, view, each) for how, each in more.items() if each is not None]
+    if not even(target) and view.steps in (None, 1):
+        alone = {ANY_LOSS: of_any_loss(target, x), MOVED: of_what_moved(target)} if view.images_used == 1 else {}
+        more = {**alone, SCALES: at_own_scales(target)}
+        # Labels of several images are counted by the size of a slope, unless no rate says what that is.
+        sizeless = view if view.weight_decay else dataclasses.replace(view, learning_rate=None)
+        seen = {SCALES: sizeless}
+        found += [OtherReading(before + how, seen.get(how, view), t) for how, t in more.items() if t is not None]
     if evenness(target) > _FLAT:  # last, since it explains nothing
         found.append(OtherReading(before + SIGNS, view, by_signs(target)))
     return found

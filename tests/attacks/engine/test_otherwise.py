@@ -12,7 +12,7 @@ from torch.nn.functional import interpolate
 from prunella.attacks.engine.case import Case
 from prunella.attacks.engine.matching import target_of
 from prunella.attacks.engine.otherwise import read_otherwise
-from prunella.attacks.engine.readings import ANY_LOSS, MOVED, OPPOSITE, SIGNS, WEIGHTS, at_once
+from prunella.attacks.engine.readings import ANY_LOSS, MOVED, OPPOSITE, SCALES, SIGNS, WEIGHTS, at_once
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.portfolio import PLAIN, Portfolio, explore, reconstruct
 from prunella.attacks.score.leakage import assign, psnr
@@ -70,6 +70,14 @@ def test_what_an_app_sends_in_place_of_weights_is_rebuilt(task: Task, batch, ima
     found = attempt(wrongly(view, lambda p, u: u), task, order, ResumeStore())
     assert min(psnr(own.x, found.rebuilt.x[assigned(own.x, found.rebuilt.x)])) > 30 and found.explained
     assert str(found.rebuilt.found_by).endswith(WEIGHTS)
+
+
+def test_two_images_of_layers_at_scales_of_their_own_are_rebuilt(task: Task, batch) -> None:  # noqa: ANN001
+    own = batch(0, 2)
+    view = replace(view_of(task, own.x, own.y), num_examples=2, batch_size=2)
+    lars = replace(view, update={name: u / u.norm() for name, u in view.update.items()})
+    found = reconstruct(lars, task, SHORT, stream(0, purpose="attack"))
+    assert min(psnr(own.x, found.x[assigned(own.x, found.x)])) > 25 and str(found.found_by).endswith(SCALES)
 
 
 def test_a_gradient_that_looks_like_signs_is_rebuilt_as_the_view_says() -> None:

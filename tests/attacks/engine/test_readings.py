@@ -27,9 +27,10 @@ from prunella.attacks.engine.readings import (
     readings,
     signs,
 )
+from prunella.attacks.score.control import made_by
 from prunella.attacks.score.level import FITTED
 from prunella.core.randomness import stream
-from prunella.core.types import ServerView
+from prunella.core.types import PrivateBatch, ServerView
 from prunella.tasks.task import ModuleTask, Task, initial
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -238,6 +239,24 @@ def test_rates_by_layer_leave_each_tensor_its_direction(task: Task, batch) -> No
     plain = target_of(lars, task.build(), True, 1)
     assert missed(told, own.x, own.y) < 1e-9 < FITTED < missed(plain, own.x, own.y)
     assert missed(told, other.x, own.y) > FITTED
+
+
+def test_several_images_are_read_at_any_scale_of_each_tensor(task: Task, batch) -> None:  # noqa: ANN001
+    """Their labels are counted without a size, which a rate would give. Of one loss only, and of all that was sent."""
+    own, other = batch(0, 3), batch(3, 3)
+    view = replace(view_of(task, own.x, own.y), num_examples=3, batch_size=3)
+    lars = replace(view, update={name: u / u.norm() for name, u in view.update.items()})
+    (found,) = readings(lars, target_of(lars, task.build(), True, 3), own.x[:1])
+    assert found.how == SCALES and found.view.learning_rate is None
+    plain = target_of(lars, task.build(), True, 3)
+    assert missed(found.target, own.x, own.y) < 1e-9 < FITTED < missed(plain, own.x, own.y)
+    assert missed(found.target, other.x, own.y) > FITTED
+    decays = replace(lars, weight_decay=1e-3)
+    assert read(decays, task, own.x).keys() == {SCALES}
+    (found,) = readings(decays, target_of(decays, task.build(), True, 3), own.x[:1])
+    assert found.view.learning_rate == decays.learning_rate, "without it nobody knows what the decay is"
+    assert made_by(task, lars, PrivateBatch(own.x, own.y)) is True
+    assert made_by(task, lars, PrivateBatch(own.x.flip(-1), own.y)) is False
 
 
 def test_what_an_app_does_not_send_is_not_taken_for_zero(task: Task, batch) -> None:  # noqa: ANN001
