@@ -17,8 +17,8 @@ signs        Each value has a factor of its own that is above zero: Adam's and A
              values clipped one by one. What is left of a gradient are its signs, and these are compared, softly, since
              the descent needs a slope. They are fewer bits than an image has, so that what they fit is no explanation.
 
-The first two are for one image in one step, the third is for one step. The bias is told by its gradient, not by its
-name.
+The first two are for one image in one step, the third is for one step, of several images where the sizes of the tensors
+tell of it. The bias is told by its gradient, not by its name.
 """
 
 import dataclasses
@@ -49,6 +49,7 @@ MOSTLY = 0.5  # the same, where an update is hardly anything but the weights
 _WHOLE = 0.01  # how far from -1 the multiple may be, where the weights were subtracted once more
 _PRUNED = 0.1  # how far from 1 the multiple of the weights may be that is left then where a client pruned
 _ASKED = 2**20  # values that a median is of, at most
+_ALIKE = 0.02  # relative deviation of sizes that are one
 _ROUNDED = 2.0**-22  # of a weight: what float32 leaves of it where nothing moved
 
 
@@ -108,6 +109,21 @@ def at_own_scales(target: Target) -> Target:
         return {name: g * (sizes[name] / g.norm().clamp_min(1e-30)) for name, g in gradient.items()}
 
     return dataclasses.replace(target, made=made, network=None)
+
+
+def sized_apart(moved: Tree, weights: Tree) -> bool:
+    """Whether the weights of all layers moved by like amounts, or by like shares of themselves, as no gradient does:
+    gradients clipped layer by layer, LARS (You et al. 2017).
+
+    >>> weights = {"a": torch.ones(2, 2), "b": torch.ones(2, 8)}
+    >>> moved = [{"a": a * weights["a"], "b": weights["b"]} for a in (1.0, 2.0, 3.0)]
+    >>> [sized_apart(each, weights) for each in moved]
+    [True, True, False]
+    """
+    layers = [name for name, weight in weights.items() if weight.dim() > 1]
+    sizes = torch.tensor([float(moved[name].norm()) for name in layers])
+    shares = sizes / torch.tensor([float(weights[name].detach().norm()) for name in layers])
+    return len(layers) > 1 and any(float(each.std() / each.mean()) < _ALIKE for each in (sizes, shares))
 
 
 def signs(gradient: Tree) -> Tree:
@@ -234,8 +250,12 @@ def readings(view: ServerView, target: Target, x: Tensor) -> list[OtherReading]:
         found.append(OtherReading(WEIGHTS, view, target if less.whole else beside_weights(target)))
         found += [opposite(view, target)] if less.whole else []
     if not even(target) and view.steps in (None, 1):
-        alone = {ANY_LOSS: of_any_loss(target, x), MOVED: of_what_moved(target)} if view.images_used == 1 else {}
-        more = {**alone, SCALES: at_own_scales(target)}
+        single = view.images_used == 1
+        more = {ANY_LOSS: of_any_loss(target, x), MOVED: of_what_moved(target)} if single else {}
+        if single or sized_apart(
+            split(target.flat, target.params), target.params
+        ):  # of several images each reading costs those that are merely hard
+            more[SCALES] = at_own_scales(target)
         # Labels of several images are counted by the size of a slope, unless no rate says what that is.
         sizeless = view if view.weight_decay else dataclasses.replace(view, learning_rate=None)
         seen = {SCALES: sizeless}
