@@ -116,6 +116,11 @@ def _copied(audit: Line) -> bool:
     return psnr is not None and psnr >= COPY and (blind is None or blind < COPY) and _pictured(audit)
 
 
+def its_own(audit: Line) -> bool:
+    """Whether the worst image is the original's by its error alone: what was held against the wrong truth is not."""
+    return _copied(audit) or _ahead(audit)
+
+
 def _rebuilt(audit: Line) -> bool:
     psnr = value(audit, "psnr")
     if _copied(audit):  # whatever its baselines are: of a frame of a film they are the frames beside it

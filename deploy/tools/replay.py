@@ -68,6 +68,7 @@ class Replay:
     perceptual: str = ""
     attempt: Attempt | None = None
     seconds: float = 0.0
+    untrue: bool = False  #: images that made another update are held against what was found
 
     def lines(self) -> list[str]:
         """What to tell the user."""
@@ -113,8 +114,10 @@ class Replay:
         known = ", ".join(f"{name} {share:.4g}" for name, share in chance.items() if share is not None)
         lines.append(f"iip        {self.leakage.iip:.4g} ({known})")
         reached = level({"scores": found})
-        doubt = ", which by itself shows nothing: the verdict says what it is worth" if reached == "baseline" else ""
-        lines.append(f"level      {reached}{doubt}")
+        other = ", of images that made another update" if self.untrue else ""
+        nothing = ", which by itself shows nothing" if reached == "baseline" else ""
+        worth = ": the verdict says what it is worth" if other or nothing else ""
+        lines.append(f"level      {reached}{other}{nothing}{worth}")
         return [*lines, *([] if own is None else [f"labels     {own:.4g} named"])]
 
 

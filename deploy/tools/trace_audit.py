@@ -22,7 +22,7 @@ from prunella.attacks import find_attack
 from prunella.attacks.engine.attackable import require_images
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.score.control import made_by
-from prunella.attacks.score.level import FOUND, level
+from prunella.attacks.score.level import FOUND, its_own, level
 from prunella.attacks.trace import load_trace
 from prunella.core.folders import unwritable
 from prunella.core.foreign import is_foreign
@@ -229,7 +229,8 @@ class TraceAudit:
         found = replay(
             self.sources, self.name, self.given, self.seed, lambda a, b, c, _: paced(a, b, c), self.stop.store
         )
-        return found, self._trial(found)
+        trial = self._trial(found)
+        return replace(found, untrue=trial.line.get("reason") == UNTRUE), trial
 
     def _trial(self, found: Replay) -> Trial:
         view, task, about = self.seen
@@ -246,13 +247,14 @@ class TraceAudit:
         line["reason"] = CUT if attempt is not None and attempt.cut else doubt or None
         fit = Fit(explained, found.answer.fit)
         line = line | {"outcome": "no-consent"} if found.leakage is None else scored_line(line, found.leakage, fit)
-        if found.leakage is not None and level(line) not in FOUND and self._untrue(explained):
-            line |= {"ok": False, "reason": UNTRUE}
+        if found.leakage is not None and not its_own(line) and self._untrue(explained):
+            # Where the update is explained its images are known, and the truth's are likely to be like some of them.
+            counts = explained is not True and level(line) in FOUND
+            line |= {"ok": False, "reason": UNTRUE} | ({} if counts else {"scores": None, "level": "unknown"})
         return Trial(check_audit(line), None, found.answer.x)
 
     def _untrue(self, explained: bool | None) -> bool:
-        """Whether what is named as the truth did not make the update: that nothing was found of it shows nothing then.
-        What was found is like it all the same."""
+        """Whether what is named as the truth did not make the update: what was found is compared with other images."""
         view, task, _ = self.seen
         truth = read_truth(self.sources.truth, find_trace(self.sources.trace)[0], task)
         if truth is None or self.stage.sent.sites > 1:

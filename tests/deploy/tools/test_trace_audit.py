@@ -300,17 +300,31 @@ def test_images_that_did_not_make_the_update_are_no_truth_about_it(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("images", "noise", "found", "badge"), [(1, 0.2, "rebuilt", "Leak found"), (2, 0.5, "traces", "Traces found")]
+    ("images", "levels", "found", "badge"), [(1, 2, "rebuilt", "Leak found"), (2, 1, "traces", "Traces found")]
 )
-def test_what_is_found_of_images_that_made_another_update_is_found(
-    tmp_path: Path, images: int, noise: float, found: str, badge: str
+def test_what_is_like_images_that_made_another_update_is_found_where_nothing_explains_it(
+    tmp_path: Path, images: int, levels: int, found: str, badge: str
 ) -> None:
-    """A client that adds noise to its images: the scores showed them, and the verdict knew nothing."""
+    """An app of few levels: the scores showed its images, and the verdict knew nothing."""
     x, y = everything().x[1500 : 1500 + images], everything().y[1500 : 1500 + images]
-    shown = x.lerp(torch.rand(x.shape, generator=stream(0, purpose="noise")), noise)
-    save_trace(tmp_path / "mine.safetensors", view_of(shown, y, images), TASK, {"round": 1, "node": "7"})
+    view = view_of(x, y, images)
+    coarse = {name: (u / u.abs().max() * levels).round() * u.abs().max() / levels for name, u in view.update.items()}
+    save_trace(tmp_path / "mine.safetensors", replace(view, update=coarse), TASK, {"round": 1, "node": "7"})
     write_tree(tmp_path / "truth.safetensors", {"x": x, "y": y})
     told = audited(tmp_path / "mine.safetensors", "ig.iterations=400", control=True)
     said = dict(each.split(maxsplit=1) for each in told)
-    assert said["level"] == found and said["verdict"].startswith(f"{badge}. ")
+    assert said["level"].startswith(f"{found}, of images that made another update")
+    assert said["verdict"].startswith(f"{badge}. ")
     assert f"{'an image rebuilt' if found == 'rebuilt' else 'traces of an image'}, PSNR" in said["worst"]
+
+
+def test_strangers_of_the_same_classes_are_not_found_in_an_update_that_is_explained(tmp_path: Path) -> None:
+    """Half of such pairs are nearer to each other than yet other images are."""
+    images, y = everything().x, everything().y[1500:1502]
+    save_trace(tmp_path / "mine.safetensors", view_of(images[1500:1502], y, 2), TASK, {"round": 1, "node": "7"})
+    strangers = images[[int((everything().y[:1400] == label).nonzero()[0]) for label in y]]
+    write_tree(tmp_path / "truth.safetensors", {"x": strangers, "y": y})
+    told = audited(tmp_path / "mine.safetensors", "ig.iterations=400", control=True)
+    said = dict(each.split(maxsplit=1) for each in told)
+    assert said["level"].startswith("traces, of images that made another update: ")
+    assert said["verdict"].startswith("Not judged. ")
