@@ -9,8 +9,8 @@ how PRECODE falls (arXiv 2208.04767). ``attacks.engine.outer_products`` reads it
 by L-BFGS and, where that does not explain the input, by signed Adam. Of several images, the span of their inputs is
 matched. The gradient of the layers before is matched, too, where the loss gradient behind them is known. Of one image
 no label is needed, and none is told where the last layer did not arrive: that which explains the update best is named.
-Where none does, since the client's last layer or loss is another, the image still explains the layer that it was read
-of, and the answer is one in part (``attacks.engine.parts``). A reading that
+Where none does, since the client's last layer or loss is another, an image that the reading determines still explains
+the layer that it was read of, and the answer is one in part (``attacks.engine.parts``). A reading that
 leaves pixels undetermined (columns that did not arrive, a batch) is followed by a descent on the whole gradient, except
 where that is random (PRECODE's bottleneck) or holds made-up values (mask hiding).
 
@@ -18,6 +18,7 @@ Errors: ``AttackError`` for a model without a linear layer, or one that takes se
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -152,9 +153,11 @@ def reconstruct(
         return dataclasses.replace(found, compared=False)
     if exact or not attack.polish:  # what fits the reading may miss the update: noise is read, too
         found = by_label(target, found, tried[: attack.labels_tried])
-        if found.objective > EXPLAINED and (left := max(reading.left, told)) <= EXPLAINED:
+        # Fewer inputs than pixels are those of many images, unless the gradient of the layers before was matched, too.
+        whole = reading.slope is not None or reading.rows.shape[1] >= math.prod(task.shape)
+        if whole and found.objective > EXPLAINED and (left := max(reading.left, told)) <= EXPLAINED:
             return dataclasses.replace(found, objective=left, explained=False, compared=False)
         return found
-    whole = dataclasses.replace(attack, tolerance=1e-9)
+    polish = dataclasses.replace(attack, tolerance=1e-9)
     start = Guess(found.x.clone().requires_grad_(), labels, False)
-    return descents(target, whole, [start], store)[0]
+    return descents(target, polish, [start], store)[0]

@@ -11,6 +11,8 @@ from importlib import import_module
 
 from prunella.core.interrupts import end_at_once
 
+NAMES = ("reproduce", "advise.command")
+
 
 def run(name: str, arguments: list[str]) -> int:
     """The module's exit code; 1 where what it says cannot be written, as to a full disk, or is read no more."""
@@ -29,4 +31,7 @@ def run(name: str, arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     end_at_once()
+    if sys.argv[1:2] not in ([name] for name in NAMES):
+        print(f"python -m prunella.benchmarks needs a name: {' or '.join(NAMES)}", file=sys.stderr)
+        sys.exit(2)
     sys.exit(run(sys.argv[1], sys.argv[2:]))

@@ -262,10 +262,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if chosen.listed else USAGE
     try:
         must_be_writable(chosen.out, "--out")
-        if not (chosen.index or chosen.pages):
-            with signals_interrupt():
+        with signals_interrupt():
+            if not (chosen.index or chosen.pages):
                 return measure(chosen)
-        print(*rewritten(chosen), sep="\n")
+            print(*rewritten(chosen), sep="\n")
     except PrunellaError as error:
         complain(f"reproduce: {error}")
         return USAGE

@@ -5,8 +5,8 @@
 The replies of a round are merged by the rule, and the strategy is handed that one model in every reply: what it
 averages is then the robust model, and what it does afterwards (FedAdam's step) it does with that. A coordinate that a
 client left as it was sent counts as its vote to leave it, since a foreign app's reply does not tell that from an
-abstention. A round that asks fewer than the quorum, 2f+1 clients for f liars, ends the run, since no answers could move
-the model; where fewer of those asked answer well, it stays as it was sent.
+abstention. A first round that asks fewer than the quorum, 2f+1 clients for f liars, ends the run, since no answers
+could move the model; where later fewer are there, or fewer answer well, it stays as it was sent.
 
 Inside ``Prune`` the rule sees pruned models. Arrays of integers are merged by their median. A reply with other names,
 shapes or kinds of numbers, a value that is not finite or a count that is none is left out. All replies that are left
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 class Robust(Layer):
     """``rule`` is ``median``, ``trimmed-mean`` or ``norm-bound``; ``settings`` are the rule's (``liars=1``).
 
-    Raises ``ConfigError``, in a round that asks too few clients to outvote the liars, too.
+    Raises ``ConfigError``, in a first round that asks too few clients to outvote the liars, too.
     """
 
     def __init__(self, strategy: Strategy, rule: str = "median", **settings: Any) -> None:
@@ -50,6 +50,7 @@ class Robust(Layer):
         self._liars = int(getattr(self._settings, "liars", BESIDE_NORM_BOUND))
         self._quorum = 1 if rule == "norm-bound" else quorum(self._liars)
         self._before: Tree = {}
+        self._asked = False  # any client, by now
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -58,7 +59,8 @@ class Robust(Layer):
         self._before = from_dense(arrays)
         messages = list(super().configure_train(server_round, arrays, config, grid))
         asked = len({message.metadata.dst_node_id for message in messages})
-        if 0 < asked < self._quorum:
+        first, self._asked = not self._asked, True
+        if first and 0 < asked < self._quorum:
             fewer = f", or tolerate fewer with liars={(asked - 1) // 2}" if asked > 2 else ""
             raise ConfigError(
                 f"round {server_round} asks {asked} clients, and {self._quorum} answers are needed to outvote "

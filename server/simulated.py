@@ -18,14 +18,20 @@ def plain(reply: Message) -> Message:
     """The reply itself or, of an error from Ray, one that reads as a SuperNode's."""
     if not reply.has_error() or CAUSE not in (whole := reply.error.reason or ""):
         return reply
+    name, text = cause(whole)
+    reason = f"<class '{name}'>:<'{text}'>"
+    return make_message(metadata=reply.metadata, error=Error(code=reply.error.code, reason=reason))
+
+
+def cause(whole: str) -> tuple[str, str]:
+    """The class of what the client raised, as far as its text names one of the tracebacks, and that text."""
     text = whole.rpartition(CAUSE)[2].removesuffix("'>").strip()
     first = re.escape(text.partition("\n")[0])
     named = re.search(rf"^((?:\w+\.)*\w+): {first}", whole, re.M) if first else None
-    reason = f"<class '{named[1] if named else 'Exception'}'>:<'{text}'>"
-    return make_message(metadata=reply.metadata, error=Error(code=reply.error.code, reason=reason))
+    return named[1] if named else "Exception", text
 
 
 def untold(record: logging.LogRecord) -> bool:
     """A filter of Flower's log that leaves out tracebacks of errors that this project raises on purpose."""
     said = record.getMessage()
-    return CAUSE not in said or OURS not in said
+    return CAUSE not in said or not cause(said)[0].startswith(OURS)

@@ -339,11 +339,14 @@ Evaluation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def foldable(targets: Sequence[Target]) -> bool:
-    """Whether guesses at these targets can share a batch: one image, one step, the same weights and support."""
+    """Whether guesses at these targets can share a batch: one image, one step, the same weights and support, and every
+    convolution over all channels."""
     first = targets[0]
 
     def fits(target: Target) -> bool:
         if target.network is None or target.plan.images != 1 or len(target.plan.batches) != 1:
+            return False
+        if any(isinstance(step.layer, Convolution) and step.layer.groups != 1 for step in target.network.steps):
             return False
         if target is first:
             return True
@@ -382,7 +385,7 @@ def folded(network: Network, target: Tree, support: Mask | None) -> Network:
     """The network with a gradient for each image; ``target`` has [B, ...] or [1, ...] of every parameter."""
 
     def fold(layer: LayerRule | None) -> LayerRule | None:
-        if isinstance(layer, Convolution) and layer.groups == 1:
+        if isinstance(layer, Convolution):
             return FoldedConvolution(layer, target, support)
         if isinstance(layer, Affine):
             return FoldedAffine(layer, target, support)

@@ -17,7 +17,7 @@ NEEDED = ("matplotlib", "opacus", "psutil", "sklearn")
 
 
 def listed() -> str:
-    """All claims and tables, as ``python -m prunella.benchmarks.reproduce --list`` wrote them into ``claims.txt``: the
+    """All claims and tables, as ``python -m prunella.benchmarks reproduce --list`` wrote them into ``claims.txt``: the
     claims themselves import PyTorch, which takes seconds."""
     return resources.files("prunella.benchmarks").joinpath("claims.txt").read_text(encoding="utf-8").rstrip()
 

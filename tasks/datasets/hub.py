@@ -4,6 +4,7 @@ Columns, sizes and classes stand in the table of ``tasks.datasets``, so the serv
 A local copy goes through ``tasks.datasets.parquet`` and yields the same shares. Only names are sent to the hub.
 """
 
+import errno
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,20 +77,18 @@ def _federated(hub: Hub, partitioners: "dict[str, Partitioner | int]", seed: int
 @contextmanager
 def _reached(hub: Hub) -> Iterator[None]:
     """Raise ``UnreachableHub`` for an error of the network, in place of the two lines that the hub's client logs of
-    each of its tries."""
-    log = logging.getLogger("huggingface_hub")
-    before = log.level
-    log.setLevel(logging.ERROR)
+    each of its tries; a disk that is full or may not be written to is none."""
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         yield
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
         raise UnreachableHub(
             f"{hub.name} cannot be fetched from the hub and is not cached: put its Parquet files (train*.parquet, "
             "test*.parquet) in a folder and name it behind the data set, as in 'mnist:/folder', or as the node's own "
             "data root"
         ) from None
-    finally:
-        log.setLevel(before)
 
 
 def fetch_train(hub: Hub, partition: Partition, client: int) -> Examples:

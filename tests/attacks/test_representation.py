@@ -114,6 +114,19 @@ def test_an_image_is_read_where_the_last_layer_stays_with_the_client(batch, own:
     assert run(dataclasses.replace(view, update=noisy), task).compared
 
 
+def few(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """32 inputs of the first linear layer from 64 pixels."""
+    body = [nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.GELU(), nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.GELU()]
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, classes))
+
+
+def test_an_image_of_the_same_few_features_is_no_answer_in_part(batch) -> None:
+    """They are those of many images."""
+    task, truth = Task("tests.attacks.test_representation:few", (1, 8, 8), 10), batch(0, 1)
+    found = run(undefended_view(task, *initial(task, 0), truth), task)
+    assert found.compared and (found.objective > 1e-4) is (psnr(truth.x, found.x)[0] < 20)
+
+
 def test_the_sizes_of_a_batch_are_those_of_the_view(batch, task, fresh) -> None:
     truth = batch(0, 3)
     found = run(undefended_view(task, *fresh, truth), task, Representation(iterations=40, restarts=1))

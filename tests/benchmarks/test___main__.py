@@ -17,6 +17,13 @@ def test_it_is_the_module_that_is_named(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (2, "reproduce: unknown claim 'bord': did you mean 'board'?\n")
 
 
+@pytest.mark.parametrize("given", [[], ["nothere"], ["engine.plots"]])
+def test_without_one_of_its_names_it_says_them(given: list[str], tmp_path: Path) -> None:
+    asked = [sys.executable, "-m", "prunella.benchmarks", *given]
+    ended = subprocess.run(asked, capture_output=True, text=True, cwd=tmp_path)
+    assert ended.returncode == 2 and ended.stderr.endswith("needs a name: reproduce or advise.command\n")
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize("module", ["reproduce", "advise.command"])
 def test_while_it_is_imported_a_signal_ends_it_in_one_line(module: str, name: str, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def prunella(tmp_path: Path, smallest_app: Path) -> Iterator[Callable[..., Comma
     def start(*arguments: str, subcommand: str = "run", runs: Path = tmp_path / "runs") -> Command:
         tag = uuid.uuid4().hex
         env = {**os.environ, "PYTHONPATH": str(ROOT), TAG: tag, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
-        command = [sys.executable, "-c", "from prunella.deploy.cli.main import app; app()", subcommand]
+        command = [sys.executable, "-c", "from prunella.deploy.cli import start; start()", subcommand]
         new = [] if "--resume" in arguments else ["--app", str(smallest_app), "--supernodes", "2"]
         process = subprocess.Popen(
             [*command, "--runs", str(runs), *new, *arguments],

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 def start(folder: Path, *arguments: str, **env: str) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200", **env}
-    command = [sys.executable, "-c", "from prunella.deploy.cli.main import app; app()", "run", *arguments]
+    command = [sys.executable, "-c", "from prunella.deploy.cli import start; start()", "run", *arguments]
     return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -57,7 +57,7 @@ class Place:
         self.nodes: dict[str, subprocess.Popen[str]] = {}
 
     def start(self, log: str, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", "from prunella.deploy.cli.main import app; app()", *arguments]
+        command = [sys.executable, "-c", "from prunella.deploy.cli import start; start()", *arguments]
         with (self.folder / log).open("w") as out:
             process = subprocess.Popen(
                 command,

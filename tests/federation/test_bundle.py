@@ -33,7 +33,7 @@ def run(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProc
     command = [
         str(python),
         "-c",
-        "from prunella.deploy.cli.main import app; app()",
+        "from prunella.deploy.cli import start; start()",
         "run",
         "--supernodes",
         "2",

@@ -121,7 +121,7 @@ class Federation:
         return Path(shutil.move(fab, self.folder / f"{name}.bundle"))
 
     def supernode(self, *options: str) -> None:
-        command = (sys.executable, "-c", "from prunella.deploy.cli.main import app; app()", "supernode", "--insecure")
+        command = (sys.executable, "-c", "from prunella.deploy.cli import start; start()", "supernode", "--insecure")
         where = ("--superlink", f"127.0.0.1:{self.fleet}", "--client-id", "0", "--clients", "1", "--name", "site")
         self.start("node", *command, *where, *options)
 

@@ -75,7 +75,7 @@ class World:
             self.name(host),
             sys.executable,
             "-c",
-            "from prunella.deploy.cli.main import app; app()",
+            "from prunella.deploy.cli import start; start()",
         ]
         with open(self.folder / host / (log or "out.log"), "w") as out:
             return subprocess.Popen(
@@ -105,7 +105,7 @@ def make_keys(folder: Path, *arguments: str) -> None:
     command = [
         sys.executable,
         "-c",
-        "from prunella.deploy.cli.main import app; app()",
+        "from prunella.deploy.cli import start; start()",
         "keys",
         "--out",
         str(folder),

@@ -35,7 +35,7 @@ class Finished:
 
 
 def prunella(*arguments: str, cwd: Path, timeout: float = 900) -> Finished:  # only ends what hangs
-    command = [sys.executable, "-c", "from prunella.deploy.cli.main import app; app()", *arguments]
+    command = [sys.executable, "-c", "from prunella.deploy.cli import start; start()", *arguments]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout)
     return Finished(cwd / "runs" / "latest", done.returncode, done.stdout + done.stderr)

@@ -110,6 +110,18 @@ def test_a_round_that_asks_too_few_to_outvote_the_liars_ends_the_run(under_a_mas
     run(make([]), tmp_path / "none", {}, Robust(FedAvg(**QUIET), "norm-bound"), clients=2)  # which outvotes nobody
 
 
+def test_a_later_round_in_which_clients_are_away_ends_nothing(tmp_path: Path) -> None:
+    class Thinned(FedAvg):
+        def configure_train(self, server_round: int, *given: Any) -> Any:
+            return list(super().configure_train(server_round, *given))[: 3 if server_round < 2 else 2]
+
+    done = [
+        tree(run(make([]), tmp_path / str(rounds), {}, Robust(Thinned(**QUIET)), rounds=rounds, clients=3).arrays)
+        for rounds in (1, 2)
+    ]
+    assert all(torch.allclose(done[0][name].float(), done[1][name].float(), atol=1e-6) for name in done[0])
+
+
 @pytest.mark.parametrize("outside", [True, False])
 def test_under_a_mask_in_either_order(outside: bool, tmp_path: Path) -> None:
     inner: Any = FedAvg(**QUIET)

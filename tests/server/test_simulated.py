@@ -66,11 +66,13 @@ def test_flower_s_log_is_without_the_tracebacks_of_what_is_raised_on_purpose(cap
     logger.addFilter(untold)
     logger.addHandler(caplog.handler)
     try:
-        for error in (DefenseError(TEXT), ValueError(TEXT)):
+        for error in (DefenseError(TEXT), ValueError(TEXT), TypeError("a bug")):
+            if isinstance(error, TypeError):  # of what handles a refusal
+                error.__context__ = DefenseError(TEXT)
             log(logging.ERROR, raised(error))
         log(logging.ERROR, "a word of %s", "Flower's")
     finally:
         logger.removeHandler(caplog.handler)
         logger.removeFilter(untold)
     said = list(dict.fromkeys(record.getMessage() for record in caplog.records))
-    assert len(said) == 2 and "ValueError" in said[0] and said[1] == "a word of Flower's"
+    assert len(said) == 3 and "ValueError" in said[0] and "a bug" in said[1] and said[2] == "a word of Flower's"

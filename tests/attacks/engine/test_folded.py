@@ -1,18 +1,28 @@
 """Many guesses in one batch against one at a time."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
+from torch import nn
 
 from prunella.attacks.engine.folded import evaluator, foldable
 from prunella.attacks.engine.image_priors import total_variation, total_variation_each
-from prunella.attacks.engine.inversion import Guess, Inversion, descend_alone, descend_together, first_guess
+from prunella.attacks.engine.inversion import (
+    Guess,
+    Inversion,
+    descend_alone,
+    descend_together,
+    first_guess,
+    reconstruct,
+)
 from prunella.attacks.engine.inversion import evaluator as one_evaluator
 from prunella.attacks.engine.local_steps import linearised
 from prunella.attacks.engine.matching import Target, target_of
 from prunella.attacks.engine.objectives import OBJECTIVES
 from prunella.attacks.score.control import undefended_view
+from prunella.attacks.score.leakage import psnr
 from prunella.core.errors import AttackError
 from prunella.core.randomness import stream
 from prunella.core.trees import Mask, Tree, full_mask
@@ -99,6 +109,23 @@ def test_total_variation_of_each() -> None:
         value, slope = total_variation(x[i : i + 1])
         torch.testing.assert_close(values[i], value)
         torch.testing.assert_close(slopes[i], slope[0])
+
+
+def depthwise(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """As a block of MobileNet."""
+    spread, apart = nn.Conv2d(shape[0], 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
+    flat = nn.Linear(8 * math.prod(shape[1:]), classes)
+    return nn.Sequential(spread, nn.Sigmoid(), apart, nn.Sigmoid(), nn.Flatten(), flat)
+
+
+def test_a_network_of_grouped_convolutions_is_attacked_guess_by_guess() -> None:
+    """In one batch its weights were taken for those of all channels, and every attack that descends failed."""
+    task = Task("tests.attacks.engine.test_folded:depthwise", SHAPE, 5)
+    truth = PrivateBatch(torch.rand((1, *SHAPE), generator=stream(0, purpose="image")), torch.tensor([3]))
+    view = dataclasses.replace(undefended_view(task, *initial(task, 0), truth), labels=truth.y)
+    assert not foldable([target_of(view, task.build(), True, 16)])
+    attack = Inversion(iterations=200, optimizer="adam", restarts=2)
+    assert psnr(truth.x, reconstruct(view, task, attack, stream(0, purpose="attack")).x)[0] > 25
 
 
 def test_what_does_not_belong_together_is_refused() -> None:

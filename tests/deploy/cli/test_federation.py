@@ -135,7 +135,7 @@ def test_a_report_is_written_beside_modules_of_the_users_own(run: RunDir) -> Non
     for name in ("server.py", "core/__init__.py", "strategies/__init__.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("raise RuntimeError('not Prunella')")
-    code = "from prunella.deploy.cli.main import app; app()"
+    code = "from prunella.deploy.cli import start; start()"
     command = [sys.executable, "-c", code, "report", "one"]
     done = subprocess.run(command, cwd=folder, env=importable(environment()), capture_output=True, text=True)
     assert done.returncode == 0 and (run.path / "report.html").exists(), done.stderr

@@ -45,7 +45,7 @@ def test_a_command_that_was_likely_meant_is_named_once() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
 @pytest.mark.parametrize("asked", ["--help", "--version", "reproduce --list", "run --help"])
 def test_what_a_full_disk_does_not_take_is_told_of_in_one_line(asked: str) -> None:
-    code = "from prunella.deploy.cli.main import app; app()"
+    code = "from prunella.deploy.cli import start; start()"
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-c", code, *asked.split()],

@@ -20,7 +20,7 @@ from prunella.deploy.tools import claims
 
 
 def test_the_list_is_that_of_the_engine() -> None:
-    """Where it is not: python -m prunella.benchmarks.reproduce --list > benchmarks/claims.txt"""
+    """Where it is not: python -m prunella.benchmarks reproduce --list > benchmarks/claims.txt"""
     shown = CliRunner().invoke(cli.app, ["reproduce", "--list"])
     assert shown.exit_code == 0 and "D3  DGP, Table 3: " in shown.output and "[runs: small" in shown.output
     assert claims.listed() == listing((*CLAIMS.values(), *TABLES.values()))

@@ -321,9 +321,9 @@ def test_what_is_like_images_that_made_another_update_is_found_where_nothing_exp
 def test_strangers_of_the_same_classes_are_not_found_in_an_update_that_is_explained(tmp_path: Path) -> None:
     """Half of such pairs are nearer to each other than yet other images are."""
     images, y = everything().x, everything().y[1500:1502]
-    save_trace(tmp_path / "mine.safetensors", view_of(images[1500:1502], y, 2), TASK, {"round": 1, "node": "7"})
-    strangers = images[[int((everything().y[:1400] == label).nonzero()[0]) for label in y]]
-    write_tree(tmp_path / "truth.safetensors", {"x": strangers, "y": y})
+    own = images[[int((everything().y[:1400] == label).nonzero()[0]) for label in y]]
+    save_trace(tmp_path / "mine.safetensors", view_of(own, y, 2), TASK, {"round": 1, "node": "7"})
+    write_tree(tmp_path / "truth.safetensors", {"x": images[1500:1502], "y": y})
     told = audited(tmp_path / "mine.safetensors", "ig.iterations=400", control=True)
     said = dict(each.split(maxsplit=1) for each in told)
     assert said["level"].startswith("traces, of images that made another update: ")
