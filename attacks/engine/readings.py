@@ -252,13 +252,11 @@ def readings(view: ServerView, target: Target, x: Tensor) -> list[OtherReading]:
     if not even(target) and view.steps in (None, 1):
         single = view.images_used == 1
         more = {ANY_LOSS: of_any_loss(target, x), MOVED: of_what_moved(target)} if single else {}
-        if single or sized_apart(
-            split(target.flat, target.params), target.params
-        ):  # of several images each reading costs those that are merely hard
+        # Of several images each reading costs those that are merely hard.
+        if single or sized_apart(split(target.flat, target.params), target.params):
             more[SCALES] = at_own_scales(target)
         # Labels of several images are counted by the size of a slope, unless no rate says what that is.
-        sizeless = view if view.weight_decay else dataclasses.replace(view, learning_rate=None)
-        seen = {SCALES: sizeless}
+        seen = {SCALES: view if view.weight_decay else dataclasses.replace(view, learning_rate=None)}
         found += [OtherReading(before + how, seen.get(how, view), t) for how, t in more.items() if t is not None]
     if evenness(target) > _FLAT:  # last, since it explains nothing
         found.append(OtherReading(before + SIGNS, view, by_signs(target)))

@@ -6,6 +6,7 @@ A local copy goes through ``tasks.datasets.parquet`` and yields the same shares.
 
 import errno
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,13 +78,13 @@ def _federated(hub: Hub, partitioners: "dict[str, Partitioner | int]", seed: int
 @contextmanager
 def _reached(hub: Hub) -> Iterator[None]:
     """Raise ``UnreachableHub`` for an error of the network, in place of the two lines that the hub's client logs of
-    each of its tries; a disk that is full or may not be written to is none."""
+    each of its tries. A disk that is full or may not be written to is none, and its path stays here."""
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-            raise
+            raise DataError(f"{hub.name} cannot be kept in the hub's cache: {os.strerror(error.errno)}") from None
         raise UnreachableHub(
             f"{hub.name} cannot be fetched from the hub and is not cached: put its Parquet files (train*.parquet, "
             "test*.parquet) in a folder and name it behind the data set, as in 'mnist:/folder', or as the node's own "

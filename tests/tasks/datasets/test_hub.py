@@ -1,4 +1,6 @@
+import errno
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -87,8 +89,15 @@ except DataError as error:
 def test_tries_that_fail_log_nothing_and_their_error_does(caplog):
     """The hub's client logs two lines for each of its six tries."""
     log, hub = logging.getLogger("huggingface_hub"), HUBS["cifar10"]
-    before = log.level
     with pytest.raises(UnreachableHub, match="cannot be fetched"), _reached(hub):
         log.getChild("utils._http").warning("Retrying in 8s [Retry 4/5].")
         raise ConnectionError
-    assert not caplog.records and log.level == before
+    assert not caplog.records
+
+
+def test_a_full_disk_is_no_network_that_is_away_and_its_path_is_not_told():
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/home/somebody/cache")
+    with pytest.raises(DataError, match="cifar10 cannot be kept in the hub's cache: No space left") as told:
+        with _reached(HUBS["cifar10"]):
+            raise full
+    assert not isinstance(told.value, UnreachableHub) and "somebody" not in str(told.value)
