@@ -136,12 +136,15 @@ def submission(name: str) -> Claim:
 
 _ALL, _WORST = (*CHAINS, *MORE), sorted(PICTURED.values())
 _LARGER = tuple(name for name in SCENARIOS if name not in NAMED)
+_SOLVED = ("one-image-conv-2", "one-image-vit")
 BOARD = board(cells(CHAINS), paper=cells(CHAINS, size="paper"))
 DEFENSES = board(
     cells(_ALL, scenarios=_WORST), "defenses", "docs/defenses.md", cells(_ALL, scenarios=_WORST, size="paper")
 )
 MODELS = board(
-    cells(SOME, costs=False, scenarios=_LARGER),
+    # At this size an undefended ResNet18 in batch-norm's training mode keeps its image: of a defense there that says
+    # nothing, so that its cells, ten minutes and more each, are left out until an attack passes the control.
+    (*cells(SOME, costs=False, scenarios=_SOLVED), *cells((NONE,), costs=False, scenarios=("one-image-resnet18",))),
     "models",
     paper=cells(SOME, costs=False, scenarios=_LARGER, size="paper"),
     seeds=(0, 1, 2),

@@ -186,7 +186,10 @@ def _when(audit: Line) -> str:
 def scores_in_words(audit: Line, found: Level) -> str:
     """``found`` is what the audit shows (``judged``), which may be less than the client reported."""
     if not audit.get("scores"):
-        told = "and the client told no numbers" if found == "unknown" else "as the client reported without numbers"
+        told = "as the client reported without numbers"
+        if found == "unknown":
+            untrue = audit.get("reason") == UNTRUE
+            told = "the images named as the truth make another update" if untrue else "and the client told no numbers"
         return f"{WORDS[found]}, {told}{_when(audit)}"
     return f"PSNR {decibels(value(audit, 'psnr'))}, SSIM {score(value(audit, 'ssim'))}{_when(audit)}"
 

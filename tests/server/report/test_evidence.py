@@ -2,6 +2,7 @@ import pytest
 
 from prunella.attacks.score.level import value
 from prunella.server.report.evidence import (
+    UNTRUE,
     control_behind,
     control_state,
     fitted,
@@ -127,6 +128,8 @@ def test_the_words_of_an_audit_say_what_its_decibels_may_hide() -> None:
     told = audit(level="baseline", outcome="scored")
     assert in_words(told, "baseline").startswith("Client 1: no more than another image shows, as the client reported")
     assert in_words(told, "unknown").startswith("Client 1: not judged, and the client told no numbers, round 5")
+    named = in_words(told | {"reason": UNTRUE}, "unknown")
+    assert named.startswith("Client 1: not judged, the images named as the truth make another update, round 5")
 
 
 def test_every_kind_has_a_name_and_the_attack_that_found_it() -> None:
