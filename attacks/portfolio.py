@@ -10,7 +10,7 @@ step cost 20 dB. So
    descents each, until one explains the update. Scouts take the likeliest labels; where one image's label is open and
    none explains the update, the plain attack tries the others, as it does by itself.
    Where none explains an update that nothing defends, it is read as of a client that trained or sent otherwise than
-   the view says: under another loss, by another optimizer, with the weights in it (``engine.readings``);
+   the view says: under another loss, by another optimizer, with the weights in it, normalised (``engine.otherwise``);
 2. where several images' labels are open, ``engine.label_search`` looks for the right one of each image and step, with
    a ``shadow``, whose images are public, in their principal components;
 3. with a ``shadow``, images are sought in these components under the best labels found, from a new start;
@@ -62,7 +62,7 @@ from prunella.attacks.engine.descent import optimizer_name
 from prunella.attacks.engine.inversion import EXPLAINED
 from prunella.attacks.engine.latent import PIXELS, Latent
 from prunella.attacks.engine.otherwise import attempted, read_otherwise
-from prunella.attacks.engine.parts import IN_PART, alone, forked, only_part, with_parts
+from prunella.attacks.engine.parts import IN_PART, alone, only_part, with_parts
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.attacks.rehearsal import mean_psnr, played, scored
@@ -332,7 +332,7 @@ def in_full(case: Case, attack: Portfolio, shadow: Shadow | None) -> list[Found]
 def read_of_all(case: Case, attack: Portfolio) -> list[Found]:
     """What ``READERS`` find of all images, up to ``WHOLE``; of some of them is noted as parts of ``case``."""
     settings, end = dataclasses.replace(attack, max_images=WHOLE), case.end
-    whole = Case(case.said.view, case.task, settings, forked(case.generator), end)
+    whole = Case(case.said.view, case.task, settings, case.generator.clone_state(), end)
     end = time.monotonic() + _READING * (case.end - time.monotonic())
     whole.budget.stopped = lambda: case.budget.late() or time.monotonic() >= end
     found = list[Found]()

@@ -31,7 +31,7 @@ from prunella.core.trees import zeros_like
 from prunella.core.types import ServerView
 from prunella.library import DEFAULT_ATTACK, pictures
 from prunella.library.attack import data_uri, teller
-from prunella.library.module import Normal, own_task
+from prunella.library.module import own_task
 from prunella.library.trial import Attacker, Stage, Trial, as_single, failed, judge_trials, judging
 from prunella.privacy import find_defense
 from prunella.server.audit.canary import load_pool
@@ -42,6 +42,7 @@ from prunella.server.store.schema import StoreLine
 from prunella.tasks.data import load_test
 from prunella.tasks.datasets.digits import everything
 from prunella.tasks.examples import Examples
+from prunella.tasks.normalisation import Normal
 from prunella.tasks.task import Task, are_classes, initial
 from prunella.tasks.training import evaluate
 

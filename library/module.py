@@ -13,10 +13,10 @@ from torch.nn.modules.conv import _ConvNd
 from prunella.core.copies import copied
 from prunella.core.errors import ConfigError, with_article
 from prunella.tasks.models.layers import Shape
+from prunella.tasks.normalisation import Normal, normalised
 from prunella.tasks.task import ModuleTask, require_fit
 
 SIDES = (8, 28, 32, 64, 96, 128, 224)  # of usual square images
-Normal = tuple[Sequence[float], Sequence[float]]
 _MISFIT = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 
 
@@ -41,19 +41,6 @@ def infer_shape(module: nn.Module) -> Shape:
             f"which images the model takes cannot be told ({which}): pass shape=(channels, height, width)"
         )
     return fits[0]
-
-
-def normalised(module: nn.Module, normal: Normal) -> nn.Module:
-    """``module`` with (x - mean) / std before it, under the same names: attacks guess images in [0, 1]."""
-    mean, std = (torch.tensor(list(values), dtype=torch.float32).reshape(-1, 1, 1) for values in normal)
-
-    def forward(self: nn.Module, x: Tensor) -> Tensor:
-        answer: Tensor = kind.forward(self, (x - mean.to(x)) / std.to(x))
-        return answer
-
-    kind = type(module)
-    module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
-    return module
 
 
 def own_task(

@@ -16,9 +16,10 @@ from prunella.attacks.engine.matching import check_view
 from prunella.core.errors import AttackError, ConfigError
 from prunella.core.trees import Mask, Tree, scale
 from prunella.core.types import ServerView
-from prunella.library.module import Normal, own_task
+from prunella.library.module import own_task
 from prunella.server.report.units import plural
 from prunella.tasks.models.layers import frozen_norm
+from prunella.tasks.normalisation import Normal
 from prunella.tasks.task import Task, are_classes, initial
 
 Update = Mapping[str, Tensor] | Sequence[Tensor | None]

@@ -30,6 +30,7 @@ from prunella.core.errors import AttackError
 from prunella.core.types import Reconstruction, ServerView
 from prunella.privacy import DEFENSES
 from prunella.tasks.models.precode import Bottleneck
+from prunella.tasks.normalisation import Normal, normalising
 from prunella.tasks.task import Task
 
 MOST = 100  # iterations of a scout
@@ -208,9 +209,17 @@ class Case:
             case.fitted, case.judged = held_out(target, self.task, self.generator)
             yield case
 
+    def normalised(self, normal: Normal, how: str) -> "Case":
+        """The same update, of images that were ``normal`` before the model saw them, which the task does not tell."""
+        task, draws = normalising(self.task, normal), self.generator.clone_state()
+        case = Case(self.view, task, self.attack, draws, self.end, self.budget)
+        case.how = how
+        return case
+
     def adopt(self, other: "Case") -> None:
         """Read the update as ``other`` does."""
-        self.how, self.view, self.setting, self.ambiguous = other.how, other.view, other.setting, other.ambiguous
+        self.how, self.view, self.task = other.how, other.view, other.task
+        self.setting, self.ambiguous = other.setting, other.ambiguous
         self.fitted, self.judged = other.fitted, other.judged
         # The rest was judged otherwise, but for what was confirmed without the update as a whole.
         self.parts = [part for part in self.parts if part.by.endswith(f", {self.how}") or not part.answer.compared]

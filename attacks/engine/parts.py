@@ -23,7 +23,6 @@ import time
 from collections.abc import Sequence
 
 import torch
-from torch import Generator
 
 from prunella.attacks.engine.case import Case, Found, matchable
 from prunella.attacks.engine.inversion import Inversion, descents, first_guess
@@ -43,19 +42,12 @@ _STARTS = 4  # of a guess at one image
 _LEAST = 20  # iterations of it
 
 
-def forked(generator: Generator) -> Generator:
-    """A generator that draws what ``generator`` would, and leaves that where it is."""
-    copy = Generator(generator.device)
-    copy.set_state(generator.get_state())
-    return copy
-
-
 def alone(case: Case, share: float) -> list[Found]:
     """One image whose update is most like that of the batch, of the class that the last layer's gradient raises most,
     for that share of the passes and of the time that are left."""
     if case.images == 1 or len(case.fitted.plan.batches) != 1 or case.doubted or not matchable(case.setting):
         return []
-    target, generator = of_images(case.fitted, 1), forked(case.generator)
+    target, generator = of_images(case.fitted, 1), case.generator.clone_state()
     paid = int(share * case.budget.left() * case.passes / _STARTS)  # one image passes the model in each
     settings = Inversion(iterations=max(_LEAST, min(case.attack.iterations, paid)), max_images=case.attack.max_images)
     label = evidence_of(target, case.task, generator)[0].argmin().reshape(1)

@@ -18,6 +18,7 @@ from prunella.attacks.engine.readings import OtherReading, readings, signs
 from prunella.attacks.score.level import LEGIBLE, level
 from prunella.core.trees import Tree, apply_mask, full_mask, scale, subtract
 from prunella.core.types import PrivateBatch, ServerView
+from prunella.tasks.normalisation import Normal, normalising, usual
 from prunella.tasks.task import Task
 from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
 
@@ -65,6 +66,21 @@ def made_by(task: Task, view: ServerView, truth: PrivateBatch) -> bool | None:
     as the same before they were augmented, what an attack finds of the client's is unlike them. One image may have been
     trained on under any loss, and what it sent may be a part. None where it cannot be known: behind a defense, of steps
     that nobody counted, and of a model that draws at random."""
+    alike = agreement(task, view, truth)
+    if alike is None:
+        return None
+    if alike >= _SAME or (alike >= _least(view) and normalised_by(task, view, truth) is None):
+        return True
+    if len(truth.y) != view.images_used:
+        return False
+    # A slope that was read off the update fits part of it whatever the image is, so other images are asked, too.
+    read = readings(view, target_of(view, task.build(), True, len(truth.y)), truth.x[:1])
+    return any(explains_as(each, truth) for each in read)
+
+
+def agreement(task: Task, view: ServerView, truth: PrivateBatch) -> float | None:
+    """The cosine of the undefended update of ``view`` and of what training on ``truth`` gives; None where that cannot
+    be known."""
     if not set(view.defenses) <= {"none"} or not len(truth.y) or view.steps is None:
         return None
     size = min(view.batch_size or len(truth.y), len(truth.y))
@@ -77,15 +93,20 @@ def made_by(task: Task, view: ServerView, truth: PrivateBatch) -> bool | None:
         torch.cat([update[name].double().flatten().cpu() for name in names])
         for update in (*(matched_view(task, view, batches).update for _ in range(2)), view.update)
     )
-    if float(cosine_similarity(once, again, 0)) < _SAME:
-        return None
-    if float(cosine_similarity(once, seen, 0)) >= (_SAME if len(batches) == 1 else _AGREES):
-        return True
-    if len(truth.y) != view.images_used:
-        return False
-    # A slope that was read off the update fits part of it whatever the image is, so other images are asked, too.
-    read = readings(view, target_of(view, task.build(), True, len(truth.y)), truth.x[:1])
-    return any(explains_as(each, truth) for each in read)
+    return None if float(cosine_similarity(once, again, 0)) < _SAME else float(cosine_similarity(once, seen, 0))
+
+
+def normalised_by(task: Task, view: ServerView, truth: PrivateBatch) -> Normal | None:
+    """Of the usual ways to normalise images the one after which the ``truth`` makes the update of ``view``, if one is,
+    more than as it is. Of those that differ by little the nearest."""
+    plain = agreement(task, view, truth) or 0.0
+    alike = {normal: agreement(normalising(task, normal), view, truth) or 0.0 for normal in usual(truth.x.shape[1])}
+    nearest = max(alike, key=lambda normal: alike[normal])
+    return nearest if alike[nearest] >= max(plain, _least(view)) else None
+
+
+def _least(view: ServerView) -> float:
+    return _AGREES if (view.steps or 1) > 1 else _SAME
 
 
 def explains_as(reading: OtherReading, truth: PrivateBatch) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 from prunella.attacks import find_attack
 from prunella.attacks.engine.attackable import require_images
 from prunella.attacks.engine.resume import ResumeStore
-from prunella.attacks.score.control import made_by
+from prunella.attacks.score.control import made_by, normalised_by
 from prunella.attacks.score.level import FOUND, its_own, level
 from prunella.attacks.trace import load_trace
 from prunella.core.folders import unwritable
@@ -48,7 +48,7 @@ from prunella.server.audit.canary import load_pool, shortage
 from prunella.server.audit.job import PUBLIC
 from prunella.server.audit.shadow import SentRound, read_public, round_of
 from prunella.server.audit.view import standing, unread
-from prunella.server.report.evidence import KINDS, UNTRUE, in_words
+from prunella.server.report.evidence import KINDS, NORMALISED, UNTRUE, in_words, untrue
 from prunella.server.report.state import RunState, run_state
 from prunella.server.report.units import duration, plural
 from prunella.server.report.verdict import RunVerdict
@@ -57,6 +57,7 @@ from prunella.server.store.schema import RUN, check_audit
 from prunella.tasks.data import load_test
 from prunella.tasks.datasets.digits import everything
 from prunella.tasks.examples import Examples
+from prunella.tasks.normalisation import formula
 from prunella.tasks.task import Task
 
 IMAGES = KINDS.keys() - {"membership"}
@@ -230,7 +231,7 @@ class TraceAudit:
             self.sources, self.name, self.given, self.seed, lambda a, b, c, _: paced(a, b, c), self.stop.store
         )
         trial = self._trial(found)
-        return replace(found, untrue=trial.line.get("reason") == UNTRUE), trial
+        return replace(found, untrue=bool(untrue(trial.line))), trial
 
     def _trial(self, found: Replay) -> Trial:
         view, task, about = self.seen
@@ -247,21 +248,27 @@ class TraceAudit:
         line["reason"] = CUT if attempt is not None and attempt.cut else doubt or None
         fit = Fit(explained, found.answer.fit)
         line = line | {"outcome": "no-consent"} if found.leakage is None else scored_line(line, found.leakage, fit)
-        if found.leakage is not None and not its_own(line) and self._untrue(explained):
+        if found.leakage is not None and not its_own(line) and (why := self._untrue(explained)):
             # Where the update is explained its images are known, and the truth's are likely to be like some of them.
             counts = explained is not True and level(line) in FOUND
-            line |= {"ok": False, "reason": UNTRUE} | ({} if counts else {"scores": None, "level": "unknown"})
+            line |= {"ok": False, "reason": why} | ({} if counts else {"scores": None, "level": "unknown"})
         return Trial(check_audit(line), None, found.answer.x)
 
-    def _untrue(self, explained: bool | None) -> bool:
-        """Whether what is named as the truth did not make the update: what was found is compared with other images."""
+    def _untrue(self, explained: bool | None) -> str:
+        """Why what was found is compared with other images, where what is named as the truth did not make the update;
+        else empty."""
         view, task, _ = self.seen
         truth = read_truth(self.sources.truth, find_trace(self.sources.trace)[0], task)
         if truth is None or self.stage.sent.sites > 1:
-            return False
+            return ""
         made = made_by(task, view, truth)
         alone = set(view.defenses) <= {"none"} and explained is True
-        return made is False or (made is None and alone)
+        if made or (made is None and not alone):
+            return ""
+        if made is None or (normal := normalised_by(task, view, truth)) is None:
+            return UNTRUE
+        # What explains it is then the same images, as they were before.
+        return "" if explained else f"{NORMALISED}{formula(normal)} (docs/audit-your-app.md)"
 
     def attack_canaries(self, kinds: list[str], tell: Teller) -> Iterator[tuple[Trial, Path | None]]:
         """The attacks on public images, each with the picture of its pairs, until Ctrl-C."""

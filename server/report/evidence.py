@@ -188,8 +188,11 @@ def scores_in_words(audit: Line, found: Level) -> str:
     if not audit.get("scores"):
         told = "as the client reported without numbers"
         if found == "unknown":
-            untrue = audit.get("reason") == UNTRUE
-            told = "the images named as the truth make another update" if untrue else "and the client told no numbers"
+            told = (
+                "the images named as the truth make another update"
+                if untrue(audit)
+                else "and the client told no numbers"
+            )
         return f"{WORDS[found]}, {told}{_when(audit)}"
     return f"PSNR {decibels(value(audit, 'psnr'))}, SSIM {score(value(audit, 'ssim'))}{_when(audit)}"
 
@@ -222,6 +225,15 @@ UNTRUE = (
     "trained on as the trace says, the images named as the truth make another update: augmented images, another batch, "
     "loss, rate or optimizer, a defense of the app's own; look at its pictures"
 )
+NORMALISED = (
+    "the images named as the truth make this update once they are normalised; let the audit's model do that, as "
+)
+
+
+def untrue(audit: Line) -> str:
+    """Why what an audit found was held against images that did not make the update; empty where it was not."""
+    reason = str(audit.get("reason") or "")
+    return reason if reason == UNTRUE or reason.startswith(NORMALISED) else ""
 
 
 def trouble(audit: Line) -> str:

@@ -13,7 +13,6 @@ from typing import Literal
 from prunella.attacks.score.level import Level, Line, level
 from prunella.server.report.evidence import (
     CONTROLS,
-    UNTRUE,
     Control,
     control_behind,
     control_state,
@@ -26,6 +25,7 @@ from prunella.server.report.evidence import (
     sum_of,
     trouble,
     unfinished,
+    untrue,
     valid_audits,
     worst_cases,
     worst_of,
@@ -213,8 +213,8 @@ def _with_clients(audits: Sequence[Line], state: RunState, damaged: int) -> Answ
     if "traces" in levels:
         text = "In part: some of what the server rebuilt is nearer to a client's images than another image is."
         return "traces", "Traces found", text
-    if any(audit.get("reason") == UNTRUE for audit in clients):
-        return "unproven", "Not judged", f"It is not known what was rebuilt: {UNTRUE}."
+    if why := next(filter(None, map(untrue, clients)), ""):
+        return "unproven", "Not judged", f"It is not known what was rebuilt: {why}."
     if not levels:
         return _no_control({control_behind(audit, audits) for audit in clients})
     if "unknown" in levels:

@@ -11,7 +11,7 @@ from torch.nn.functional import interpolate
 
 from prunella.attacks.engine.case import Case
 from prunella.attacks.engine.matching import target_of
-from prunella.attacks.engine.otherwise import read_otherwise
+from prunella.attacks.engine.otherwise import NORMALISED, read_otherwise
 from prunella.attacks.engine.readings import ANY_LOSS, MOVED, OPPOSITE, SCALES, SIGNS, WEIGHTS, at_once
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.portfolio import PLAIN, Portfolio, explore, reconstruct
@@ -19,10 +19,11 @@ from prunella.attacks.score.leakage import assign, psnr
 from prunella.attacks.score.level import FITTED
 from prunella.core.randomness import stream
 from prunella.server.audit.attempt import Order, attempt
+from prunella.tasks.normalisation import USUAL, Normal
 from prunella.tasks.task import ModuleTask, Task
 from tests.attacks.engine.test_readings import UNLIKE, Loss, clipped, largest, several_labels, view_of, wrongly
 
-SHORT = Portfolio(passes=1000, seconds=60.0)
+SHORT, LONGER = (Portfolio(passes=passes, seconds=60.0) for passes in (1000, 4000))
 
 
 @pytest.mark.parametrize("loss", UNLIKE)
@@ -78,6 +79,14 @@ def test_two_images_of_layers_at_scales_of_their_own_are_rebuilt(task: Task, bat
     lars = replace(view, update={name: u / u.norm() for name, u in view.update.items()})
     found = reconstruct(lars, task, SHORT, stream(0, purpose="attack"))
     assert min(psnr(own.x, found.x[assigned(own.x, found.x)])) > 25 and str(found.found_by).endswith(SCALES)
+
+
+@pytest.mark.parametrize("normal", [USUAL[0], USUAL[1]])
+def test_an_image_that_an_app_normalises_is_rebuilt_in_its_own_range(task: Task, batch, normal: Normal) -> None:  # noqa: ANN001
+    own, ((mean,), (std,)) = batch(0, 1), normal
+    found = reconstruct(view_of(task, (own.x - mean) / std, own.y), task, LONGER, stream(0, purpose="attack"))
+    assert psnr(own.x, found.x)[0] > 30 and found.explained
+    assert str(found.found_by).endswith(f"{NORMALISED} as (x - {mean}) / {std}"), found.found_by
 
 
 def test_a_gradient_that_looks_like_signs_is_rebuilt_as_the_view_says() -> None:

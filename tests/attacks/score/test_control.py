@@ -7,7 +7,14 @@ from torch import nn
 
 from prunella.attacks import ATTACKS
 from prunella.attacks.engine.inversion import Inversion, reconstruct
-from prunella.attacks.score.control import PSNR_FLOOR, made_by, matched_view, rebuilt_control, undefended_view
+from prunella.attacks.score.control import (
+    PSNR_FLOOR,
+    made_by,
+    matched_view,
+    normalised_by,
+    rebuilt_control,
+    undefended_view,
+)
 from prunella.attacks.score.leakage import Leakage, score
 from prunella.attacks.sgi import Sgi
 from prunella.core.randomness import rehearsal, stream
@@ -16,6 +23,7 @@ from prunella.core.types import PrivateBatch, ServerView
 from prunella.privacy.chain import build_chain
 from prunella.strategies.round.local import Procedure, Received, local_update
 from prunella.tasks.examples import Examples
+from prunella.tasks.normalisation import USUAL
 from prunella.tasks.task import ModuleTask, Task, initial
 from prunella.tasks.training import Sgd, loss_and_gradient
 from tests.attacks.engine.test_readings import UNLIKE, stepped, view_of, wrongly
@@ -126,6 +134,19 @@ def test_one_image_made_an_update_whatever_its_loss(task, batch, loss) -> None:
     assert made_by(task, view, own) is True
     assert made_by(task, view, PrivateBatch(other.x, own.y)) is False
     assert made_by(task, view, PrivateBatch(own.x.flip(-1), own.y)) is False
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_images_that_were_normalised_are_known_by_how(task: Task, fresh, batch, steps: int) -> None:  # noqa: ANN001
+    own, other = batch(0, 4), batch(4, 4)
+    for normal in USUAL[:2]:
+        ((mean,), (std,)), start = normal, undefended_view(task, *fresh, own)
+        start = dataclasses.replace(start, batch_size=4 // steps, steps=steps, learning_rate=0.05)
+        parts = zip(own.x.split(4 // steps), own.y.split(4 // steps), strict=True)
+        view = matched_view(task, start, [PrivateBatch((x - mean) / std, y) for x, y in parts])
+        assert not made_by(task, view, own) and normalised_by(task, view, own) == normal
+        for x in (other.x, own.x.flip(-1)):
+            assert normalised_by(task, view, PrivateBatch(x, own.y)) is None
 
 
 def test_a_step_of_another_optimizer_was_made_by_its_own_images_alone(task: Task, batch) -> None:  # noqa: ANN001

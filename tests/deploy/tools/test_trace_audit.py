@@ -58,10 +58,12 @@ def silent(what: str, iterations: int) -> Tell:
     return lambda *_: None
 
 
-def audited(trace: Path, *settings: str, control: bool = False, worst: bool = False, **more: object) -> list[str]:
+def audited(
+    trace: Path, *settings: str, attack: str = "ig", control: bool = False, worst: bool = False, **more: object
+) -> list[str]:
     told: list[str] = []
     sources = Sources(trace, trace.parent, truth=trace.parent / "truth.safetensors")
-    asked = TraceAudit(sources, "ig", settings or FEW, **more)  # type: ignore[arg-type]
+    asked = TraceAudit(sources, attack, settings or FEW, **more)  # type: ignore[arg-type]
     assert run_audit(asked, control, worst, silent, told.append)
     return told
 
@@ -297,6 +299,23 @@ def test_images_that_did_not_make_the_update_are_no_truth_about_it(tmp_path: Pat
     (closing,) = (each for each in told if each.startswith("verdict"))
     assert closing.split(maxsplit=1)[1].startswith(f"{badge}. ")
     assert turned is ("named as the truth make another update" in closing) and "Nothing was rebuilt" not in closing
+
+
+@pytest.mark.parametrize(("images", "attack", "badge"), [(1, "portfolio", "Leak found"), (2, "ig", "Not judged")])
+def test_images_that_the_app_normalises_are_the_truth_about_it(
+    tmp_path: Path, images: int, attack: str, badge: str
+) -> None:
+    """One is rebuilt in the range of its file; where nothing explains more, the line says what the model lacks."""
+    x, y = everything().x[1500 : 1500 + images], everything().y[1500 : 1500 + images]
+    save_trace(tmp_path / "mine.safetensors", view_of((x - 0.5) / 0.5, y, images), TASK, {"round": 1, "node": "7"})
+    write_tree(tmp_path / "truth.safetensors", {"x": x, "y": y})
+    few = ("ig.iterations=2",) if attack == "ig" else ("portfolio.passes=4000",)
+    told = audited(tmp_path / "mine.safetensors", *few, attack=attack, control=True)
+    said = dict(each.split(maxsplit=1) for each in told)
+    assert said["verdict"].startswith(f"{badge}. "), told
+    assert (images > 1) is (
+        "once they are normalised; let the audit's model do that, as (x - 0.5) / 0.5" in said["verdict"]
+    )
 
 
 @pytest.mark.parametrize(

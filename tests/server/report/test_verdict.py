@@ -11,7 +11,7 @@ from prunella.attacks.score.leakage import score
 from prunella.attacks.score.level import level, value
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
-from prunella.server.report.evidence import UNTRUE
+from prunella.server.report.evidence import NORMALISED, UNTRUE
 from prunella.server.report.state import RunState, run_state
 from prunella.server.report.verdict import NEXT, UNDER_EPSILON, RunVerdict, Tone, judge
 from prunella.server.report.verdict import verdict as of_state
@@ -197,6 +197,8 @@ def test_a_membership_question_alone_is_no_audit_that_proves_nothing() -> None:
 def test_what_was_compared_with_images_of_another_update_is_not_known() -> None:
     untrue = audit(scores=None, outcome="scored", level="unknown") | {"reason": UNTRUE, "ok": False}
     assert verdict([CONTROL, untrue]).headline.startswith("It is not known what was rebuilt")
+    seen = untrue | {"reason": f"{NORMALISED}(x - 0.5) / 0.5"}
+    assert verdict([CONTROL, seen]).headline.endswith("let the audit's model do that, as (x - 0.5) / 0.5.")
     assert verdict([CONTROL, audit("control-defended", REBUILT), untrue]).badge == "Defense failed"
 
 
