@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from prunella.core.errors import ConfigError
 from prunella.tasks.models import Builder
 from prunella.tasks.task import Task
 
@@ -24,8 +25,9 @@ USUAL: tuple[Normal, ...] = (
     ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
     ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 )
-WIDE: Normal = ((0.5,), (0.18,))  #: whose images reach as far as those of any other here
+WIDE: Normal = ((0.5,), (0.177,))  #: whose images reach as far as those of any other here
 _NEAR, _FEW = 0.05, 0.01  # of the range, and of the pixels: what may lie outside of an image that was rebuilt nearly
+_GRID = 0.1  # of a step of 8 bits: how far off such pixels are in the mean, where the right way shows them; 0.25 else
 
 
 def _channels(values: Sequence[float]) -> Tensor:
@@ -33,7 +35,10 @@ def _channels(values: Sequence[float]) -> Tensor:
 
 
 def normalised(module: nn.Module, normal: Normal) -> nn.Module:
-    """``module`` with (x - mean) / std before it, under the same names."""
+    """``module`` with (x - mean) / std before it, under the same names. Raises ``ConfigError`` where it keeps its
+    ``forward`` itself, which a class of its own would not change."""
+    if "forward" in vars(module):
+        raise ConfigError("a model whose forward is set on the object cannot be made to normalise: subclass it")
     mean, std = map(_channels, normal)
 
     def forward(self: nn.Module, x: Tensor) -> Tensor:
@@ -76,8 +81,8 @@ def formula(normal: Normal) -> str:
 
 def pixels(x: Tensor) -> list[tuple[Tensor, Normal]]:
     """What images the values x [N, C, H, W] that a model saw may be, in [0, 1], and how they were normalised then: of
-    the usual ways those that leave next to all pixels in range, the one with the most contrast first; last of all
-    stretched over the range.
+    the usual ways those that leave next to all pixels in range, first of all one that shows steps of 8 bits, next those
+    of every channel its own, then the one with the most contrast; last of all stretched over the range.
 
     >>> x = torch.tensor([[[[0.0, 0.2], [0.6, 1.0]]]])
     >>> found, normal = pixels((x - 0.1307) / 0.3081)[0]
@@ -90,7 +95,13 @@ def pixels(x: Tensor) -> list[tuple[Tensor, Normal]]:
         image = x * std + mean
         if float(((image - 0.5).abs() > 0.5 + _NEAR).float().mean()) <= _FEW:
             fits.append((image.clamp(0, 1), normal))
-    fits.sort(key=lambda fit: -float(fit[0].std()))
+
+    def order(fit: tuple[Tensor, Normal]) -> tuple[float, int, float]:
+        image, (mean, _) = fit
+        off = float((255 * image - (255 * image).round()).abs().mean())
+        return off if off < _GRID else 1.0, -len(mean), -float(image.std())
+
+    fits.sort(key=order)
     low, high = float(x.min()), float(x.max())
     spread = max(high - low, torch.finfo(x.dtype).tiny)
     return [*fits, ((x - low) / spread, ((-low / spread,), (1 / spread,)))]

@@ -209,11 +209,16 @@ class Case:
             case.fitted, case.judged = held_out(target, self.task, self.generator)
             yield case
 
-    def normalised(self, normal: Normal, how: str) -> "Case":
-        """The same update, of images that were ``normal`` before the model saw them, which the task does not tell."""
+    def normalised(self, normal: Normal, how: str, like: "Case | None" = None) -> "Case":
+        """The same update, of images that were ``normal`` before the model saw them, which the task does not tell;
+        judged on the coordinates on which one ``like`` it is."""
         task, draws = normalising(self.task, normal), self.generator.clone_state()
         case = Case(self.view, task, self.attack, draws, self.end, self.budget)
         case.how = how
+        if like is not None:
+            for name in ("fitted", "judged"):
+                kept: Target = getattr(like, name)
+                setattr(case, name, dataclasses.replace(getattr(case, name), flat=kept.flat, support=kept.support))
         return case
 
     def adopt(self, other: "Case") -> None:

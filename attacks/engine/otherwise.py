@@ -16,11 +16,10 @@ from typing import TypeVar
 from prunella.attacks.engine.case import Case, Found
 from prunella.attacks.engine.choice import best_of, settled
 from prunella.attacks.engine.others import missed_by_others
-from prunella.attacks.engine.readings import SCALES
-from prunella.core.errors import AttackError, DefenseError
+from prunella.attacks.engine.readings import NORMALISED, SCALES
+from prunella.core.errors import AttackError, ConfigError, DefenseError
 from prunella.tasks.normalisation import WIDE, formula, pixels
 
-NORMALISED = "of images normalised"
 _FAR_LESS = 1 / 3
 _RARE = 0.3  # of the share of another reading: scales of their own may be read of every single image
 Attempted = TypeVar("Attempted")
@@ -32,7 +31,7 @@ def attempted(attempt: Callable[[], list[Attempted]]) -> list[Attempted]:
     try:
         return attempt()
     # The last two: a decomposition that fails, memory that is not there, a layer that keeps its weights elsewhere.
-    except (AttackError, DefenseError, RuntimeError, LookupError):
+    except (AttackError, ConfigError, DefenseError, RuntimeError, LookupError):
         return []
 
 
@@ -57,11 +56,11 @@ def _beside_others(case: Case, found: list[Found]) -> float:
 
 
 def in_range(case: Case, wide: Case, found: list[Found]) -> tuple[Case, list[Found]]:
-    """What was ``found`` of an image in a ``WIDE`` range, as pixels of the usual range that it explains the update in,
+    """What was ``found`` of an image in a ``WIDE`` range, as pixels of a usual range in which it explains the update,
     and the case of it."""
     best, (mean, std) = best_of(found), (values[0] for values in WIDE)
     for x, normal in pixels((best.answer.x - mean) / std):
-        seen = case.normalised(normal, f"{NORMALISED} as {formula(normal)}")
+        seen = case.normalised(normal, f"{NORMALISED} as {formula(normal)}", wide)
         answer = dataclasses.replace(best.answer, x=x)
         again = [seen.found(best.by.removesuffix(f", {wide.how}"), answer, None, seen.missed(answer))]
         if settled(again, seen.doubted):

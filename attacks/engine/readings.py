@@ -34,6 +34,7 @@ from prunella.core.types import ServerView
 
 ANY_LOSS, MOVED, SCALES = "of any loss", "of what moved", "at any scale of each tensor"
 WEIGHTS, OPPOSITE, SIGNS = "less the weights", "as a gradient", "by its signs"
+NORMALISED = "of images normalised"  # how is said behind it (``engine.otherwise``)
 READINGS = (ANY_LOSS, MOVED, SCALES, WEIGHTS, OPPOSITE)  # all that images may explain
 _SAME = 1e-4  # relative distance up to which the gradient of a parameter is the slope that was put in
 _STILL = 0.5  # share of the update that did not move, from which on a zero may be a value that was not sent

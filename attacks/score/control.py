@@ -10,12 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from prunella.attacks.engine.matching import target_of
 from prunella.attacks.engine.others import missed, others_of
 from prunella.attacks.engine.readings import OtherReading, readings, signs
 from prunella.attacks.score.level import LEGIBLE, level
+from prunella.core.errors import ConfigError
 from prunella.core.trees import Tree, apply_mask, full_mask, scale, subtract
 from prunella.core.types import PrivateBatch, ServerView
 from prunella.tasks.normalisation import Normal, normalising, usual
@@ -27,6 +29,7 @@ from prunella.tasks.training import Sgd, loss_and_gradient, sgd_step
 PSNR_FLOOR = LEGIBLE["psnr"] + 2
 _LEARNING_RATE = 0.1
 _SIGNS = 1 / 3  # of what other images miss of an update's signs: what its own may
+_TRIED, _FAR_LESS = 16, 1 / 3  # local steps up to which ways to normalise are tried; of what is missed without
 _AGREES, _SAME = 0.8, 0.99  # cosines: of updates whose steps may have another order, of one and the same update
 
 
@@ -66,10 +69,13 @@ def made_by(task: Task, view: ServerView, truth: PrivateBatch) -> bool | None:
     as the same before they were augmented, what an attack finds of the client's is unlike them. One image may have been
     trained on under any loss, and what it sent may be a part. None where it cannot be known: behind a defense, of steps
     that nobody counted, and of a model that draws at random."""
-    alike = agreement(task, view, truth)
-    if alike is None:
+    moved = _moved(view)
+    if not set(view.defenses) <= {"none"} or not len(truth.y) or view.steps is None or not moved:
         return None
-    if alike >= _SAME or (alike >= _least(view) and normalised_by(task, view, truth) is None):
+    once, again = (_trained(task, view, truth, moved) for _ in range(2))
+    if float(cosine_similarity(once, again, 0)) < _SAME:
+        return None
+    if _alike(once, view, moved) >= (_SAME if view.steps == 1 else _AGREES):
         return True
     if len(truth.y) != view.images_used:
         return False
@@ -78,35 +84,42 @@ def made_by(task: Task, view: ServerView, truth: PrivateBatch) -> bool | None:
     return any(explains_as(each, truth) for each in read)
 
 
-def agreement(task: Task, view: ServerView, truth: PrivateBatch) -> float | None:
-    """The cosine of the undefended update of ``view`` and of what training on ``truth`` gives; None where that cannot
-    be known."""
-    if not set(view.defenses) <= {"none"} or not len(truth.y) or view.steps is None:
-        return None
-    size = min(view.batch_size or len(truth.y), len(truth.y))
-    places = [torch.arange(step * size, (step + 1) * size) % len(truth.y) for step in range(view.steps)]
-    batches = [PrivateBatch(truth.x[at], truth.y[at]) for at in places]
-    names = sorted(name for name, moved in view.update.items() if bool(moved.any()))  # others may be frozen
-    if not names:
-        return None
-    once, again, seen = (
-        torch.cat([update[name].double().flatten().cpu() for name in names])
-        for update in (*(matched_view(task, view, batches).update for _ in range(2)), view.update)
-    )
-    return None if float(cosine_similarity(once, again, 0)) < _SAME else float(cosine_similarity(once, seen, 0))
-
-
 def normalised_by(task: Task, view: ServerView, truth: PrivateBatch) -> Normal | None:
-    """Of the usual ways to normalise images the one after which the ``truth`` makes the update of ``view``, if one is,
-    more than as it is. Of those that differ by little the nearest."""
-    plain = agreement(task, view, truth) or 0.0
-    alike = {normal: agreement(normalising(task, normal), view, truth) or 0.0 for normal in usual(truth.x.shape[1])}
-    nearest = max(alike, key=lambda normal: alike[normal])
-    return nearest if alike[nearest] >= max(plain, _least(view)) else None
+    """Of the usual ways to normalise images the one after which the ``truth`` makes the undefended update of ``view``,
+    where it does far better than as it is; of those that differ by little the nearest. None of many steps, which take
+    long to try, or where none does."""
+    moved = _moved(view)
+    if not set(view.defenses) <= {"none"} or not len(truth.y) or not moved or not 1 <= (view.steps or 0) <= _TRIED:
+        return None
+    plain = _alike(_trained(task, view, truth, moved), view, moved)
+    found = list[tuple[float, Normal]]()
+    for normal in usual(truth.x.shape[1]) if plain < _SAME else ():
+        try:
+            once = _trained(normalising(task, normal), view, truth, moved)
+        except (ConfigError, RuntimeError, ValueError, TypeError, LookupError, AssertionError):
+            continue  # somebody's model, which takes no such images
+        found.append((_alike(once, view, moved), normal))
+    alike, nearest = max(found, default=(0.0, None))
+    return nearest if alike >= _SAME and 1 - alike <= _FAR_LESS * (1 - plain) else None
 
 
-def _least(view: ServerView) -> float:
-    return _AGREES if (view.steps or 1) > 1 else _SAME
+def _moved(view: ServerView) -> list[str]:
+    """Names of what moved: the rest may be frozen."""
+    return sorted(name for name, update in view.update.items() if bool(update.any()))
+
+
+def _trained(task: Task, view: ServerView, truth: PrivateBatch, names: Sequence[str]) -> Tensor:
+    """What training on ``truth`` as ``view`` says moves in these tensors, [P]."""
+    size, steps = min(view.batch_size or len(truth.y), len(truth.y)), view.steps or 1
+    places = [torch.arange(step * size, (step + 1) * size) % len(truth.y) for step in range(steps)]
+    update = matched_view(task, view, [PrivateBatch(truth.x[at], truth.y[at]) for at in places]).update
+    return torch.cat([update[name].double().flatten().cpu() for name in names])
+
+
+def _alike(update: Tensor, view: ServerView, names: Sequence[str]) -> float:
+    """The cosine of an ``update`` of these tensors and of the view's."""
+    seen = torch.cat([view.update[name].double().flatten().cpu() for name in names])
+    return float(cosine_similarity(update, seen, 0))
 
 
 def explains_as(reading: OtherReading, truth: PrivateBatch) -> bool:

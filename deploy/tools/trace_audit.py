@@ -261,14 +261,12 @@ class TraceAudit:
         truth = read_truth(self.sources.truth, find_trace(self.sources.trace)[0], task)
         if truth is None or self.stage.sent.sites > 1:
             return ""
+        if (normal := normalised_by(task, view, truth)) is not None:
+            # What explains it is then the same images, as they were before.
+            return "" if explained else f"{NORMALISED}{formula(normal)} (docs/audit-your-app.md)"
         made = made_by(task, view, truth)
         alone = set(view.defenses) <= {"none"} and explained is True
-        if made or (made is None and not alone):
-            return ""
-        if made is None or (normal := normalised_by(task, view, truth)) is None:
-            return UNTRUE
-        # What explains it is then the same images, as they were before.
-        return "" if explained else f"{NORMALISED}{formula(normal)} (docs/audit-your-app.md)"
+        return UNTRUE if made is False or (made is None and alone) else ""
 
     def attack_canaries(self, kinds: list[str], tell: Teller) -> Iterator[tuple[Trial, Path | None]]:
         """The attacks on public images, each with the picture of its pairs, until Ctrl-C."""

@@ -14,7 +14,7 @@ from prunella.attacks.engine.case import noisy_images
 from prunella.attacks.engine.inversion import Inversion, explained
 from prunella.attacks.engine.matching import determined
 from prunella.attacks.engine.others import as_near
-from prunella.attacks.engine.readings import READINGS, SIGNS
+from prunella.attacks.engine.readings import NORMALISED, READINGS, SIGNS
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.attacks.score.control import PSNR_FLOOR, rebuilt_control
@@ -99,7 +99,7 @@ def others_explain(view: ServerView, task: Task, found: Reconstruction, explaine
     by = found.found_by or ""
     if by.endswith(SIGNS):  # fewer bits than an image has
         return True
-    otherwise = bool(explained) and by.endswith(READINGS)  # not as the view says
+    otherwise = bool(explained) and (by.endswith(READINGS) or NORMALISED in by)  # not as the view says
     told = found.found_by in (SQUARES, STATISTICS) or otherwise
     return not told and Fit(explained, found.fit).near and as_near(view, task, found)
 

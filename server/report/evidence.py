@@ -188,11 +188,9 @@ def scores_in_words(audit: Line, found: Level) -> str:
     if not audit.get("scores"):
         told = "as the client reported without numbers"
         if found == "unknown":
-            told = (
-                "the images named as the truth make another update"
-                if untrue(audit)
-                else "and the client told no numbers"
-            )
+            other = {"": "and the client told no numbers", UNTRUE: "the images named as the truth make another update"}
+            once = "the images named as the truth make this update only once they are normalised"
+            told = other.get(untrue(audit), once)
         return f"{WORDS[found]}, {told}{_when(audit)}"
     return f"PSNR {decibels(value(audit, 'psnr'))}, SSIM {score(value(audit, 'ssim'))}{_when(audit)}"
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from prunella.core.errors import ConfigError
 from prunella.tasks.normalisation import USUAL, WIDE, Normal, normalised, normalising, pixels, usual
 from prunella.tasks.task import FrozenNormTask, Task
 
@@ -37,7 +38,7 @@ def test_the_pixels_come_back_from_each_usual_way(channels: int) -> None:
     for normal in usual(channels):
         found = pixels(shown(x, normal))
         torch.testing.assert_close(next(image for image, how in found if how == normal), x)
-        assert found[0][1] == normal or len(normal[0]) == 3, "those of three channels are near each other"
+        assert found[0][1] == normal or len(found[0][1][0]) == 3, "each channel's own before one for all"
 
 
 def test_what_fits_no_usual_way_is_stretched_over_the_range() -> None:
@@ -51,4 +52,19 @@ def test_the_wide_range_holds_all_others() -> None:
     low, high = (float(shown(torch.tensor([[[end]]]), WIDE)) for end in (0.0, 1.0))
     for normal in USUAL:
         ends = torch.cat([shown(torch.full((3, 1, 1), end), normal) for end in (0.0, 1.0)])
-        assert low <= float(ends.min()) and float(ends.max()) <= high + 0.05, normal
+        assert low <= float(ends.min()) and float(ends.max()) <= high, normal
+
+
+def test_pale_pixels_of_8_bits_tell_which_of_several_ways_it_was() -> None:
+    x = torch.randint(100, 150, (1, 3, 16, 16), generator=torch.Generator().manual_seed(0)) / 255
+    for normal in usual(3):
+        found, how = pixels(shown(x, normal))[0]
+        torch.testing.assert_close(found, x)
+        assert how == normal
+
+
+def test_a_model_that_keeps_its_forward_itself_is_refused() -> None:
+    own = nn.Linear(4, 2)
+    own.forward = lambda x: x
+    with pytest.raises(ConfigError, match="subclass it"):
+        normalised(own, USUAL[0])

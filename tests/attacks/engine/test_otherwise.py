@@ -11,8 +11,8 @@ from torch.nn.functional import interpolate
 
 from prunella.attacks.engine.case import Case
 from prunella.attacks.engine.matching import target_of
-from prunella.attacks.engine.otherwise import NORMALISED, read_otherwise
-from prunella.attacks.engine.readings import ANY_LOSS, MOVED, OPPOSITE, SCALES, SIGNS, WEIGHTS, at_once
+from prunella.attacks.engine.otherwise import read_otherwise
+from prunella.attacks.engine.readings import ANY_LOSS, MOVED, NORMALISED, OPPOSITE, SCALES, SIGNS, WEIGHTS, at_once
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.portfolio import PLAIN, Portfolio, explore, reconstruct
 from prunella.attacks.score.leakage import assign, psnr
@@ -84,9 +84,10 @@ def test_two_images_of_layers_at_scales_of_their_own_are_rebuilt(task: Task, bat
 @pytest.mark.parametrize("normal", [USUAL[0], USUAL[1]])
 def test_an_image_that_an_app_normalises_is_rebuilt_in_its_own_range(task: Task, batch, normal: Normal) -> None:  # noqa: ANN001
     own, ((mean,), (std,)) = batch(0, 1), normal
-    found = reconstruct(view_of(task, (own.x - mean) / std, own.y), task, LONGER, stream(0, purpose="attack"))
-    assert psnr(own.x, found.x)[0] > 30 and found.explained
-    assert str(found.found_by).endswith(f"{NORMALISED} as (x - {mean}) / {std}"), found.found_by
+    order = Order("portfolio", LONGER, stream(0, purpose="attack"))
+    found = attempt(view_of(task, (own.x - mean) / std, own.y), task, order, ResumeStore())
+    assert psnr(own.x, found.rebuilt.x)[0] > 30 and found.explained and found.rebuilt.compared
+    assert str(found.rebuilt.found_by).endswith(f"{NORMALISED} as (x - {mean}) / {std}"), found.rebuilt.found_by
 
 
 def test_a_gradient_that_looks_like_signs_is_rebuilt_as_the_view_says() -> None:

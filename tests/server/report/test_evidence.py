@@ -2,6 +2,7 @@ import pytest
 
 from prunella.attacks.score.level import value
 from prunella.server.report.evidence import (
+    NORMALISED,
     UNTRUE,
     control_behind,
     control_state,
@@ -130,6 +131,8 @@ def test_the_words_of_an_audit_say_what_its_decibels_may_hide() -> None:
     assert in_words(told, "unknown").startswith("Client 1: not judged, and the client told no numbers, round 5")
     named = in_words(told | {"reason": UNTRUE}, "unknown")
     assert named.startswith("Client 1: not judged, the images named as the truth make another update, round 5")
+    seen = in_words(told | {"reason": f"{NORMALISED}(x - 0.5) / 0.5"}, "unknown")
+    assert seen.startswith("Client 1: not judged, the images named as the truth make this update only once they are")
 
 
 def test_every_kind_has_a_name_and_the_attack_that_found_it() -> None:
