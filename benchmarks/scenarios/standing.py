@@ -173,7 +173,8 @@ def _leaks(points: Sequence[Point], path: Path) -> None:
                 axes.plot(best.interval, (row, row), color=WITHOUT, linewidth=2, zorder=2)
                 axes.plot(best.mean, row, "o", color=WITHOUT, markeredgecolor="black", zorder=3)
             else:
-                axes.text(1, row, "not measured", fontsize=7, va="center")
+                paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over the line of the class mean
+                axes.text(1, row, "not measured", fontsize=7, va="center", bbox=paper)
         axes.set_title(scenario, fontsize=10)
         axes.set_xlabel("PSNR of the strongest attack in dB", fontsize=9)
         axes.set_xlim(0, MOST + 2)
