@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from prunella.attacks.engine.case import ASKED, Case, Found
-from prunella.attacks.engine.parts import IN_PART, alone, forked, only_part, part_of, with_parts
+from prunella.attacks.engine.parts import IN_PART, alone, only_part, part_of, with_parts
 from prunella.attacks.portfolio import Portfolio
 from prunella.attacks.score.control import undefended_view
 from prunella.attacks.score.leakage import psnr
@@ -94,9 +94,3 @@ def test_a_part_stands_alone_where_there_is_no_other_answer() -> None:
     assert (kept.by, kept.stage) == ("rows", IN_PART) and torch.equal(kept.answer.x, x)
     alone = only_part([part])
     assert alone is not None and alone.stage == IN_PART and only_part([found(x, 0.2)]) is None
-
-
-def test_a_fork_draws_the_same_and_leaves_the_generator() -> None:
-    generator = stream(0, purpose="fork")
-    ahead = torch.rand(3, generator=forked(generator))
-    assert torch.equal(ahead, torch.rand(3, generator=generator))
