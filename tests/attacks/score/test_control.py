@@ -150,6 +150,17 @@ def test_images_that_were_normalised_are_known_by_how(task: Task, fresh, batch, 
             assert normalised_by(task, view, PrivateBatch(x, own.y)) is None
 
 
+def test_a_network_that_normalises_by_itself_tells_of_no_way(batch) -> None:  # noqa: ANN001
+    """There all ways make one update, and rounding would say which of them it was."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.InstanceNorm2d(1), nn.Flatten(), nn.Linear(64, 10))
+    task, own = ModuleTask("by itself", (1, 8, 8), 10, net), batch(0, 4)
+    start = dataclasses.replace(undefended_view(task, *initial(task, 0), own), batch_size=2, steps=2, learning_rate=0.1)
+    parts = [PrivateBatch(*each) for each in zip(own.x.split(2), own.y.split(2), strict=True)]
+    view = matched_view(task, start, parts[::-1])
+    assert made_by(task, view, own) is True and normalised_by(task, view, own) is None
+
+
 def test_a_step_of_another_optimizer_was_made_by_its_own_images_alone(task: Task, batch) -> None:  # noqa: ANN001
     own, other = batch(0, 1), batch(1, 1)
     view = stepped(task, own.x, own.y, partial(torch.optim.AdamW, lr=1e-3))

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from prunella.benchmarks.engine import results
+from prunella.benchmarks.engine import measuring, results
 from prunella.benchmarks.engine.cells import Cache
 from prunella.benchmarks.engine.claim import Claim, Experiment, Measure, Plot, Point, declared, each, judged
 from prunella.benchmarks.engine.measuring import ALONE, Plan, RunLimits, Say, cells_of, fill, missing, points
@@ -39,6 +39,13 @@ def measured(experiment: Experiment, cache: Cache, say: Say, limits: RunLimits =
     plan = Plan({"": experiment}, "small", cache, data=None)
     fill(plan, None, say, limits)
     return plan.done
+
+
+def test_a_cell_keeps_the_memory_that_it_frees(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[str]()
+    monkeypatch.setattr(measuring, "keep_freed_memory", lambda: told.append("kept"))
+    measuring.work(lambda *_: told.append("made") or {}, {}, 0, None, ALONE)
+    assert told == ["kept", "made"]
 
 
 def test_cells_in_other_processes_give_the_same_points(tmp_path: Path) -> None:
