@@ -31,6 +31,7 @@ SMALL |= {"batch_size": 20, "learning_rate": 0.05, "images": 2, "iterations": 10
 LARGE: Settings = {**SMALL, "dataset": "femnist", "model": "conv-2", "clients": 10, "rounds": 20_000}
 LARGE |= {"local_steps": 1, "learning_rate": 0.25, "images": 20, "iterations": 10_000}
 COMMON: dict[Size, Settings] = {"small": SMALL, "paper": LARGE}
+SEEDS = (0, 1, 2, 3, 4)  # of P7 and P8
 EQUAL = 0.02  # accuracies this near count as equal
 SMALLEST, DB = 0.02, 0.5  # the smallest effects on NMI and PSNR that matter; nearer ones count as equal
 # Table 2, NMI on FEMNIST.
@@ -58,10 +59,14 @@ TUNED = {
     "synflow": Weights(1, 2e-6, 10),
     "snip": Weights(1, 2e-6, 10),
 }
-PAPER, STRONGER, STRONGEST = "priprune, the paper's", "priprune, stronger", "priprune, strongest"
+PAPER = "priprune, the paper's"
+GRID = (7e-6, 5e-6, 4e-6, 3e-6, 2e-6)  # lambda_sha of P7; of larger ones next to nothing is withheld at this size
+GRID_OF_ALL = (7e-6, 4e-6)  # lambda_sha under all schemes
+LESS_PRIVATE = (Weights(1, 2e-6, 5), Weights(10, 2e-6, 5))
+MOST_PRIVATE = 15  # lambda_pri, the largest of the paper's search
 CNN_SIZE = 108_282  # weights of `cnn` on MNIST
 LONG: dict[Size, Settings] = {
-    "small": {"dataset": "digits", "rounds": 100, "local_steps": 2, "images": 3, "evaluate_every": 50},
+    "small": {"dataset": "digits", "rounds": 100, "local_steps": 2, "images": 8, "evaluate_every": 50},
     "paper": {"evaluate_every": 10_000},
 }
 ETA = 0.25  # the paper's learning rate, of weights and of alpha
@@ -124,7 +129,7 @@ def judge_adaptive(points: Sequence[Point]) -> Judgement:
     """P7: PriPrune loses at most 0.02 of accuracy, and its NMI is at most 0.02 above that of Largest at 60 %."""
     by = {label[1]: seeds for label, seeds in seeds_of(points, "nmi_better").items()}
     found = {}
-    for arm in (PAPER, STRONGER, STRONGEST):
+    for arm in (arm for arm in by if arm.startswith(PRIPRUNE)):
         above = [a - b for a, b in zip(by[arm], by[fixed("largest", 0.6, True)], strict=True)]
         over = at_most({"prunefl": above}, SMALLEST, "NMI above that of Largest (pseudo) at 60 %")
         found[arm] = worst([at_most(drop(points, arm), EQUAL, "accuracy lost"), over])
@@ -134,8 +139,8 @@ def judge_adaptive(points: Sequence[Point]) -> Judgement:
 def judge_table(points: Sequence[Point]) -> Judgement:
     """P8: NMI of the better attack is lower behind PriPrune for every scheme, accuracy at most 0.02 lower, at the
     paper's weights or at stronger ones."""
-    there = {point.label[1] for point in points}
-    return either({arm: of_arm(points, arm) for arm in (PAPER, STRONGER) if arm in there})
+    there = dict.fromkeys(point.label[1] for point in points)
+    return either({arm: of_arm(points, arm) for arm in there if arm.startswith(PRIPRUNE)})
 
 
 def judge_weights(points: Sequence[Point]) -> Judgement:
@@ -169,17 +174,26 @@ def adapted(size: Size, scheme: str, weights: Weights, arm: str) -> Settings:
     return longer(size, {**cell(size, scheme, PRIPRUNE, options), "arm": arm}, weights.acc)
 
 
-def searched_weights(size: Size, scheme: str) -> list[Settings]:
-    """PriPrune at the paper's weights, and at this project's lambda_pri and lambda_sha, which withhold more."""
-    ours = Weights(15, 7e-6, TUNED[scheme].acc)
-    return [adapted(size, scheme, TUNED[scheme], PAPER), adapted(size, scheme, ours, STRONGER)]
+def named(weights: Weights) -> str:
+    """
+    >>> named(Weights(15, 2e-6, 5))
+    'priprune, 15 and 2e-06'
+    """
+    return f"{PRIPRUNE}, {weights.pri:g} and {weights.sha:g}"
+
+
+def searched_weights(size: Size, scheme: str, grid: Sequence[float] = GRID_OF_ALL) -> list[Settings]:
+    """PriPrune at the paper's weights, and at such lambda_sha, which withhold more."""
+    found = [adapted(size, scheme, TUNED[scheme], PAPER)]
+    for weights in (Weights(MOST_PRIVATE, sha, TUNED[scheme].acc) for sha in grid):
+        found.append(adapted(size, scheme, weights, named(weights)))
+    return found
 
 
 def adaptive(size: Size) -> list[Settings]:
-    acc = TUNED["prunefl"].acc
-    rates = [longer(size, fixed_cell(size, "largest", rate, True), acc) for rate in RATES[size]]
-    most = adapted(size, "prunefl", Weights(15, 2e-6, acc), STRONGEST)
-    return [undefended(size, "prunefl"), *rates, *searched_weights(size, "prunefl"), most]
+    rates = [longer(size, fixed_cell(size, "largest", rate, True), TUNED["prunefl"].acc) for rate in RATES[size]]
+    less = [adapted(size, "prunefl", weights, named(weights)) for weights in LESS_PRIVATE]
+    return [undefended(size, "prunefl"), *rates, *searched_weights(size, "prunefl", GRID), *less]
 
 
 def table(size: Size) -> list[Settings]:
@@ -224,18 +238,21 @@ STALE = """Under pseudo-pruning and PriPrune a client starts from weights of its
 coordinate is shared again its update carries what was held back. SGI and GI take the gradient at the server's weights
 and a clean step: part of what they lose is that mismatch. X4 has what the attack that allows for it, `expectation`,
 gets; those that read several rounds together were not run here."""
-ALIKE = """NMI is of 16 grey levels. `better attack` is the higher NMI of SGI, the paper's attack, and GI, image by
-image and for every defense alike: most of what either tells. Brackets are over seeds and images; the verdict is on
-seeds."""
+ALIKE = """NMI is of 16 grey levels. `best attack` is the highest NMI of SGI, the paper's attack, GI, and `expectation`,
+which knows that a client starts from weights of its own where it withheld (X4), image by image and for every defense
+alike: most of what any tells. Brackets are over seeds and images; the verdict is on seeds."""
 LINE_9 = """Line 9 of Alg. 3 steps the weights on all of Eq. 16, so at lambda_acc times the learning rate; here the
 learning rate says so itself (0.25 is 5 times 0.05 or 10 times 0.025), and the undefended federation has the same step.
 alpha has the paper's 0.25. On 21,882 weights lambda_sha is multiplied by 302, which keeps the paper's balance of
 lambda_pri and lambda_sha on its 6,603,710 (`privacy/priprune.py`): the table has the one that was used."""
 SEARCHED = """`the paper's` are the weights of its Appendix D.3 on FEMNIST: lambda_pri, lambda_sha and lambda_acc of 15,
-2e-5, 5 for PruneFL, 8, 2e-5, 10 for FedDST and 1, 2e-6, 10 for SynFlow and SNIP. `stronger` is this project's 15, 7e-6.
-The verdict is on whichever does best, as the paper searched, too."""
-MOST = """`strongest` is 15, 2e-6, 5, the largest lambda_pri for a lambda_sha in the paper's own search (Table A1); it
-was added when the others had been seen."""
+2e-5, 5 for PruneFL, 8, 2e-5, 10 for FedDST and 1, 2e-6, 10 for SynFlow and SNIP; other pairs are lambda_pri and
+lambda_sha. The verdict is on whichever does best, as the paper searched, too. What lies between the paper's search
+(Table A1: 1, 10, 15 and 2e-6, 2e-5, 2e-4) is this project's, as is 7e-6, its default: at 2e-5 nothing is withheld at
+this size, at 2e-6 next to all. The weights of this table were fixed before it was measured, when 2e-5, 7e-6 and 2e-6
+had been seen at three seeds of three images."""
+LATER = """SGI and GI take the gradient at the server's weights and a clean step, which a client that withheld has not:
+part of what they lose is that mismatch. Attacks that read several rounds together were not run here."""
 NOTES = """small: MNIST in place of FEMNIST and CIFAR-10, a CNN of 108,282 weights in place of Conv-2, 4 clients, 6
     rounds of 10 steps where the paper has 20,000 of one; 2 images a seed at batch 1 with known labels, attacked
     behind the client's own state after the last round. At this learning rate undefended FedAvg trains at every seed;
@@ -243,7 +260,7 @@ NOTES = """small: MNIST in place of FEMNIST and CIFAR-10, a CNN of 108,282 weigh
     to save time, when 18 cells of P8 had been seen.
     paper: 10 clients, all in every round, where the paper draws 10 of 193; images at batch 1 with known labels."""
 LONG_NOTES = """small: the digits (8x8) in place of FEMNIST and CIFAR-10, a CNN of 21,882 weights in place of Conv-2, 4
-    clients, 100 rounds of 2 steps where the paper has 20,000 of one; 3 images a seed at batch 1 with known labels,
+    clients, 100 rounds of 2 steps where the paper has 20,000 of one; 8 images a seed at batch 1 with known labels,
     attacked behind the client's own state after the last round, in a step of the federation's own size. Step, weights,
     score and smallest effects were fixed before a number was seen. NMI of images this small is high for noise, too:
     the column beside it has that.
@@ -268,12 +285,13 @@ def weighing(
 
 def lasting(text: str, cells: Callable[[Size], list[Settings]], judge: Any, published: Mapping[Label, float]) -> Claim:
     """A claim of long federations, likewise."""
-    shown = "accuracy 3 accuracy; accuracy_early 3 half-way; nmi_better 3 NMI, better attack; nmi 3 NMI, SGI; "
-    shown += "nmi_random 3 NMI of noise; psnr_better 1 PSNR, better attack, dB; withheld 2 withheld; "
+    shown = "accuracy 3 accuracy; accuracy_early 3 half-way; nmi_better 3 NMI, best attack; nmi 3 NMI, SGI; "
+    shown += "nmi_random 3 NMI of noise; psnr_better 1 PSNR, best attack, dB; withheld 2 withheld; "
     shown += "sharing 6 lambda_sha used; mib_up 1 MiB up"
     plot = Plot(("nmi_better",), over="accuracy", split=0 if published else None)
     sizes, printed = (cells("small"), cells("paper")), {"nmi": published}
-    return declared(f"{text}\n{LONG_NOTES}", WEIGHED, "scheme: defense", shown, plot, judge, *sizes, printed)
+    about = f"{text}\n{LONG_NOTES}"
+    return declared(about, WEIGHED, "scheme: defense", shown, plot, judge, *sizes, printed, seeds=SEEDS)
 
 
 P6 = weighing(
@@ -292,8 +310,7 @@ P7 = lasting(
     * {ALIKE}
     * {LINE_9}
     * {SEARCHED}
-    * {MOST}
-    * {STALE}""",
+    * {LATER}""",
     adaptive,
     judge_adaptive,
     {},
@@ -306,7 +323,7 @@ P8 = lasting(
     * {LINE_9}
     * {SEARCHED}
     * At 35 dB and more NMI of 16 grey levels is near its ceiling: PSNR beside it still moves.
-    * {STALE}""",
+    * {LATER}""",
     table,
     judge_table,
     published_nmi(),

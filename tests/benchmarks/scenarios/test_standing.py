@@ -62,7 +62,15 @@ def test_the_tables_say_what_failed_and_what_was_not_measured() -> None:
     text = standing.table([*POINTS, Point(("trained", "mnist", "none", "matching"), POINTS[0].values)])
     assert "20** [20, 20] 50% inverter, control failed" in text and "| noise |" in text
     assert text.count("not measured") == 1 and "| *class mean, no update* | 12 |" in text
-    assert "| cifar10 | noise | 0.610 ± 0.014 | 5.0 ± 0.0 |  |  | 1.5 ± 0.0 |" in text
+    assert "| cifar10 | noise | 0.610 ± 0.014 | 20.0 [20.0, 20.0] | 5.0 ± 0.0 |  |  | 1.5 ± 0.0 |" in text
+    assert "| cifar10 | none | 0.810 ± 0.014 |  | 5.0 ± 0.0 |" in text
+
+
+def test_what_a_chain_costs_is_told_beside_the_same_seeds_and_with_what_they_do_not_tell() -> None:
+    plain = Point((), {"accuracy": (0.90, 0.80, 0.85)}, seeds=(0, 1, 2))
+    dear = Point((), {"accuracy": (0.88, 0.79, 0.82)}, seeds=(0, 1, 2))
+    assert standing.lost(dear, plain) == "2.0 [-0.5, 4.5]"  # 2, 1 and 3 points: 2 ± 4.30 / sqrt(3)
+    assert standing.lost(replace(dear, seeds=(0, 1, 3)), plain) == standing.lost(plain, plain) == ""
 
 
 def test_an_accuracy_of_the_runs_that_did_not_fail_is_no_price() -> None:
