@@ -157,7 +157,9 @@ def parser() -> argparse.ArgumentParser:
         "--pages", action="store_true", help="judge --out, or the claim in it, again and rewrite it, from JSON"
     )
     parser.add_argument(
-        "--size", choices=SIZES, help="small (the default): each claim fits 15 minutes on two cores; paper: a GPU"
+        "--size",
+        choices=SIZES,
+        help="small (the default): most claims take minutes of two cores, tables hours; paper: GPU",
     )
     parser.add_argument("--jobs", type=int, default=1, help="cells side by side, on a thread each (1)")
     parser.add_argument(

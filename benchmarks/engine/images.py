@@ -1,7 +1,6 @@
 """The images of a cell: where they lie, which ones are attacked, and their scores."""
 
 import functools
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 
 from prunella.attacks.score.leakage import Leakage
+from prunella.benchmarks.engine.claim import each
 from prunella.core.errors import ConfigError
 from prunella.core.randomness import stream
 from prunella.tasks.data import Examples, Partition, load_client, load_test, make_task
@@ -70,9 +70,11 @@ def class_means(images: Examples, classes: int) -> torch.Tensor:
 
 
 def means(rows: Sequence[Leakage], *columns: str) -> dict[str, float]:
-    """Of scores by name: ``psnr`` is the attack's, ``nmi_random`` that of noise."""
-    found = {}
-    for column in columns:
+    """Of scores by name, and every row's beside them (``claim.each``): ``psnr`` is the attack's, ``nmi_random`` that of
+    noise."""
+
+    def value(row: Leakage, column: str) -> float:
         name, _, which = column.partition("_")
-        found[column] = statistics.fmean(getattr(getattr(row, name), which or "mean") for row in rows)
-    return found
+        return float(getattr(getattr(row, name), which or "mean"))
+
+    return each([{column: value(row, column) for column in columns} for row in rows])

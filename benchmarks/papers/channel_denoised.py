@@ -228,6 +228,7 @@ white        0.7496 0.7083 0.5276 0.4704
 personalized 0.7134 0.7172 0.686  0.6544
 """
 KAPPAS = (50, 100, 200, 300)
+LEAST = 0.001  # the smallest effect on MSE that matters: that of an image at 30 dB
 MANY, FEW = 5000, 500  # images of a client: above and below the 3072 pixels
 MSE: dict[Label, float] = {
     (channel, kappa, str(MANY), PLAIN): value for (channel, kappa), value in numbers(FIGURE_14).items()
@@ -265,8 +266,8 @@ def judge_inversion(points: Sequence[Point]) -> Judgement:
     for attack in (LEARNT, DENOISED, PLAIN):
         behind = [p for p in points if p.label[3] == attack and p.label[0] != NONE]
         whole = [p for p in behind if p.label[2] == str(MANY)]
-        over = at_least(over_natural(behind), "MSE, White and Personalized over Natural")
-        found = worst([falls(curves(whole, "mse", 1), "MSE over kappa"), over])
+        over = at_least(over_natural(behind), "MSE, White and Personalized over Natural", LEAST)
+        found = worst([falls(curves(whole, "mse", 1), "MSE over kappa", LEAST), over])
         told = f"{without.get(attack)}, not judged, {found.word}: {found.reason}"
         parts.append(found if attack == LEARNT else Judgement(HOLDS, told))
     return worst(parts)

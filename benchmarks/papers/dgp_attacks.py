@@ -9,6 +9,7 @@ from prunella.benchmarks.engine.views import NONE
 from prunella.benchmarks.papers.defended import DEFENDED, TRAINING, behind, inverting, training
 
 UNRECOGNISED = 0.5
+LEAD = 0.005  # of accuracy, over Top-k: the published leads are 0.004 to 0.056
 LOST, SMALLEST = 0.02, 0.02  # of accuracy; the smallest effect on SSIM that matters
 
 # Table 1, SSIM on ResNet18. ATS here is the paper's ATS-T, the likeness to the image before the transformation.
@@ -303,7 +304,7 @@ def judge_accuracy(points: Sequence[Point]) -> Judgement:
     privacy is alike: neither lets one reach an SSIM of ``UNRECOGNISED``; in trend, DGP does not."""
     accuracy = seeds_of([p for p in points if p.label[-1] == TRAINING], "accuracy")
     sides = {f"{d}, {m}": ((d, m, chain, t), (d, m, "top-k", t)) for d, m, chain, t in accuracy if chain == "dgp"}
-    parts = [at_least(paired(accuracy, sides), "accuracy, DGP 80 % over Top-k 95 %")]
+    parts = [at_least(paired(accuracy, sides), "accuracy, DGP 80 % over Top-k 95 %", LEAD)]
     attacked = [p for p in points if p.label[-1] != TRAINING]
     rebuilt = {c: [p.label[-1] for p in attacked if p.label[2] == c and p.mean("ssim") >= UNRECOGNISED] for c in CHAINS}
     if attacked:

@@ -256,7 +256,7 @@ def judge_size(points: Sequence[Point]) -> Judgement:
     shares = by_size(open_, "nmi")
     for name, line in shares.items():
         shares[name] = [(-x, [nmi / -x * 1e6 for nmi in values]) for x, values in line]
-    return worst([*parts, falls(shares, "NMI a million parameters")] if shares else parts)
+    return worst([*parts, falls(shares, "NMI a million parameters", SMALLEST)] if shares else parts)
 
 
 def by_size(lines: Mapping[str, Sequence[Point]], metric: str) -> dict[str, list[tuple[float, Sequence[float]]]]:

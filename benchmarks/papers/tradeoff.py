@@ -141,7 +141,9 @@ def means(rows: Mapping[str, list[Leakage]]) -> dict[str, float]:
     best = [max(pair, key=lambda row: row.psnr.mean) for pair in zip(*rows.values(), strict=True)]
     found: dict[str, float] = {}
     for suffix, which in (("", rows["sgi"]), ("_gi", rows["gi"]), ("_strongest", best)):
-        found |= {f"{name}{suffix}": value for name, value in mean_scores(which, "nmi", "psnr", "mse").items()}
+        for key, value in mean_scores(which, "nmi", "psnr", "mse").items():
+            name, *image = key.split(".")  # nmi.0 of GI is nmi_gi.0
+            found[".".join([f"{name}{suffix}", *image])] = value
     return found | mean_scores(rows["sgi"], "nmi_random")
 
 

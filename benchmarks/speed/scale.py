@@ -16,6 +16,7 @@ straight line through the sizes: what one more client costs.
 ``--read`` measures nothing: it shows, and with ``--plot`` draws, what is in files of ``--json``.
 """
 
+import itertools
 import json
 import math
 import os
@@ -28,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from prunella.benchmarks.engine.plots import style
 from prunella.benchmarks.speed.bench import command, show_table
 from prunella.benchmarks.speed.soak import ALL, soak
 from prunella.benchmarks.speed.stock_app import write_stock_app
@@ -115,9 +117,10 @@ def plot(results: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(8, 3.5), layout="constrained")
     panels = {"processor": "processor seconds a round", "memory": "memory, MB"}
     for axes, (column, label) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-        for each in results:
+        for each, look in zip(results, map(style, itertools.count()), strict=False):
             points = [(row["clients"], row[column]) for row in each["rows"]]
-            axes.plot(*zip(*points, strict=True), marker="o", label=each.get("name", name_of(each)), linewidth=1)
+            dress = {"color": look.colour, "marker": look.marker, "linestyle": look.dash, "linewidth": 1}
+            axes.plot(*zip(*points, strict=True), label=each.get("name", name_of(each)), **dress)
         axes.set(xlabel="clients", ylabel=label, xscale="log", yscale="log")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path, dpi=120)

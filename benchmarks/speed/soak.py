@@ -9,6 +9,7 @@ out: what they leave behind would show in the row below.
     python -m prunella.benchmarks.speed.soak [--rounds 200] [--supernodes 4] [-c KEY=VALUE] [--json FILE] [--plot FILE]
 """
 
+import itertools
 import os
 import statistics
 import sys
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from prunella.benchmarks.engine.plots import style
 from prunella.benchmarks.speed.bench import command, show_table
 from prunella.benchmarks.speed.round import RecordingView
 from prunella.deploy.console.progress import Line
@@ -161,9 +163,11 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
 
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.subplots()
-    for kind in result["memory"]:
+    for kind, look in zip(result["memory"], map(style, itertools.count()), strict=False):
         seen = [each for each in result["samples"] if kind in each["memory"]]
-        axes.plot([each["round"] for each in seen], [each["memory"][kind] for each in seen], label=kind, linewidth=1)
+        rows = [each["round"] for each in seen], [each["memory"][kind] for each in seen]
+        dress = {"color": look.colour, "marker": look.marker, "markevery": 0.2, "linestyle": look.dash, "linewidth": 1}
+        axes.plot(*rows, label=kind, **dress)
     axes.set(xlabel="round", ylabel="memory, MB", ylim=(0, None))
     figure.legend(loc="outside right upper", frameon=False, fontsize="small")
     figure.savefig(path, dpi=120)
