@@ -215,6 +215,16 @@ def as_json(result: Measured) -> dict[str, Any]:
     }
 
 
+def points_of(found: dict[str, Any]) -> list[Point]:
+    """The points that ``as_json`` was given."""
+    points = [
+        Point(tuple(row["label"]), {key: tuple(seeds) for key, seeds in row["values"].items()}, row["control"])
+        for row in found["points"]
+    ]
+    usual = zip(found["points"], points, assumed(points, tuple(found["seeds"]), found.get("missing", 0)), strict=True)
+    return [replace(point, seeds=tuple(row.get("seeds", seeds))) for row, point, seeds in usual]
+
+
 def from_json(found: dict[str, Any], claim: Claim) -> Measured:
     """The result that ``as_json`` was given, judged by the rule of today, so that its page can be rewritten. Raises
     ``ConfigError`` where the claim has other cells or seeds by now: its numbers are no longer those of its settings."""
@@ -223,13 +233,7 @@ def from_json(found: dict[str, Any], claim: Claim) -> Measured:
     now = [] if sweep is None else [sweep.cells, sweep.seeds]
     if sweep is None or json.loads(json.dumps(now)) != [found["settings"], found["seeds"]]:
         raise ConfigError(f"{claim.name} was measured at other settings than it has now: measure it again")
-    points = [
-        Point(tuple(row["label"]), {key: tuple(seeds) for key, seeds in row["values"].items()}, row["control"])
-        for row in found["points"]
-    ]
-    left = found.get("missing", 0)
-    usual = zip(found["points"], points, assumed(points, sweep.seeds, left), strict=True)
-    points = [replace(point, seeds=tuple(row.get("seeds", seeds))) for row, point, seeds in usual]
+    points, left = points_of(found), found.get("missing", 0)
     verdict = judged(claim.experiment, size, points, left)
     of = found.get("version"), found.get("code", {})
     return Measured(claim, size, points, verdict, found["seconds"], found["machine"], left, *of)

@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def test_they_give_the_points_back(name: str) -> None:
     row = json.loads((RESULTS / f"{name}.json").read_text())
     claim = EVERY[row["claim"]]
     result = from_json(row, claim)
-    done = {cell.key(claim.experiment): {"found": found} for cell, found in cells(result)}
+    done = {cell.key(claim.experiment): {"found": found} for cell, found in cells(row, claim.experiment)}
     there = defaultdict(list)
     for point in result.points:
         there[point.label].append((dict(point.values), point.control))
@@ -35,7 +36,7 @@ def test_they_give_the_points_back(name: str) -> None:
 def test_nothing_of_these_is_left_out(name: str) -> None:
     """Of C4 two defenses have the same label."""
     row = json.loads((RESULTS / f"{name}.json").read_text())
-    found = list(cells(from_json(row, EVERY[name])))
+    found = list(cells(row, EVERY[name].experiment))
     assert len(found) == len(row["settings"]) * len(row["seeds"]) - row["missing"]
 
 
@@ -44,7 +45,7 @@ def test_a_cell_of_which_a_seed_found_nothing_is_left_out() -> None:
     row = json.loads((RESULTS / "board.json").read_text())
 
     def finished(missing: int) -> int:
-        return len(list(cells(from_json({**row, "missing": missing}, EVERY["board"]))))
+        return len(list(cells({**row, "missing": missing}, EVERY["board"].experiment)))
 
     before = finished(row["missing"]), finished(2)
     *fixed, _ = row["points"][-1]["label"]
@@ -55,9 +56,21 @@ def test_a_cell_of_which_a_seed_found_nothing_is_left_out() -> None:
     assert (finished(row["missing"]), finished(2)) == (before[0] - lost, before[1] - 2)
 
 
+def test_a_claim_that_has_got_cells_and_seeds_keeps_those_that_it_had(tmp_path: Path) -> None:
+    """And what it no longer asks for is no cell of it."""
+    row = json.loads((RESULTS / "X1.json").read_text())
+    had, seeds = row["settings"], row["seeds"]
+    (tmp_path / "X1.json").write_text(json.dumps(row))
+    sweep = replace(CLAIMS["X1"].experiment.sweeps["small"], cells=(*had[1:], {**had[0], "batch": 99}))
+    experiment = replace(CLAIMS["X1"].experiment, sweeps={"small": replace(sweep, seeds=(*seeds, 77))})
+    many = keep([replace(CLAIMS["X1"], experiment=experiment)], "small", tmp_path, Cache(tmp_path / "cells", 1))
+    assert many == (len(had) - 1) * len(seeds)
+
+
 def test_a_claim_of_other_settings_is_measured_again(tmp_path: Path) -> None:
     row = json.loads((RESULTS / "X1.json").read_text())
-    (tmp_path / "X1.json").write_text(json.dumps({**row, "seeds": [7, 8, 9]}))
+    settings = [{**one, "batch": 99} for one in row["settings"]]
+    (tmp_path / "X1.json").write_text(json.dumps({**row, "settings": settings}))
     with pytest.raises(ConfigError, match=r"no finished cell of X1 .* measure from nothing, without --stored"):
         keep([CLAIMS["X1"]], "small", tmp_path, Cache(tmp_path / "cells", 1))
 

@@ -55,6 +55,15 @@ def test_the_better_attack_is_the_higher_score_image_by_image_and_every_image_is
     assert (found["nmi"], found["psnr_better"], found["psnr_better.1"]) == (0.35, 15.0, 9.0)
 
 
+def test_the_scores_of_every_image_are_kept_under_their_attack() -> None:
+    def scored(nmi: float, psnr: float) -> Any:
+        return SimpleNamespace(**vars(row(nmi, psnr)), mse=SimpleNamespace(mean=0.1))
+
+    found = tradeoff.means({"sgi": [scored(0.5, 20.0), scored(0.2, 9.0)], "gi": [scored(0.4, 21.0), scored(0.6, 8.0)]})
+    assert (found["nmi_gi.0"], found["nmi_gi.1"], found["nmi_gi"]) == (0.4, 0.6, 0.5)
+    assert (found["psnr.1"], found["psnr_strongest.0"], found["psnr_strongest.1"]) == (9.0, 21.0, 9.0)
+
+
 def test_a_long_federation_is_attacked_in_its_own_step_and_names_its_lambda_sha() -> None:
     options = {"priprune.lambda-pri": 15, "priprune.lambda-sha": 2e-6, "priprune.lambda-acc": 5}
     settings = {**TINY, "defenses": "priprune", "options": options, "arm": "here", "images": 2, "evaluate_every": 1}
