@@ -173,7 +173,7 @@ L2 = declared(
     "method: partition",
     "best 4 best accuracy; last 4 last accuracy; mib 2 MiB a client, both ways; epsilon 3 epsilon, RDP accountant; "
     "zcdp 1 epsilon, zCDP without sampling",
-    Plot(("best", "mib", "epsilon")),
+    Plot(("best",), over="mib", x_name="MiB a client, both ways"),
     judge_private,
     crossed(PRIVATE, tuple(METHODS), ("iid",)),
     crossed(LARGE, tuple(METHODS), ("iid",)),
