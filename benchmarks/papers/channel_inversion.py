@@ -120,4 +120,4 @@ def training_time(settings: Settings, seed: int, data: Path | None) -> Found:
 
 MEASURE = Measure("channel-inversion", rebuilt, control={"removed": NONE})
 BATCHED = Measure("batch-inversion", rebuilt_mean, control={"defense": NONE, "options": {}, "batch": 1})
-TIMED = Measure("channel-time", training_time)
+TIMED = Measure("channel-time", training_time, version=2)

@@ -261,9 +261,9 @@ NOTES = """small: MNIST in place of FEMNIST and CIFAR-10, a CNN of 108,282 weigh
     paper: 10 clients, all in every round, where the paper draws 10 of 193; images at batch 1 with known labels."""
 LONG_NOTES = """small: the digits (8x8) in place of FEMNIST and CIFAR-10, a CNN of 21,882 weights in place of Conv-2, 4
     clients, 100 rounds of 2 steps where the paper has 20,000 of one; 8 images a seed at batch 1 with known labels,
-    attacked behind the client's own state after the last round, in a step of the federation's own size. Step, weights,
-    score and smallest effects were fixed before a number was seen. NMI of images this small is high for noise, too:
-    the column beside it has that.
+    attacked behind the client's own state after the last round, in a step of the federation's own size. Step, score and
+    smallest effects were fixed before a number was seen; an earlier table had three seeds of three images, SGI and GI
+    alone, and fewer weights. NMI of images this small is high for noise, too: the column beside it has that.
     paper: 10 clients, all in every round, where the paper draws 10 of 193; images at batch 1 with known labels."""
 
 

@@ -141,7 +141,7 @@ def lost(point: Point, plain: Point) -> str:
         return ""
     points = [round(100 * (before - after), 9) for before, after in zip(other, own, strict=True)]
     low, high = interval(points)
-    return f"{statistics.fmean(points):.1f} [{low:.1f}, {high:.1f}]"
+    return f"{statistics.fmean(points):.1f}" + (f" [{low:.1f}, {high:.1f}]" if len(points) > 1 else "")
 
 
 def prices(points: Sequence[Point]) -> str:

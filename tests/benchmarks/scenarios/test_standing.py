@@ -71,6 +71,8 @@ def test_what_a_chain_costs_is_told_beside_the_same_seeds_and_with_what_they_do_
     dear = Point((), {"accuracy": (0.88, 0.79, 0.82)}, seeds=(0, 1, 2))
     assert standing.lost(dear, plain) == "2.0 [-0.5, 4.5]"  # 2, 1 and 3 points: 2 ± 4.30 / sqrt(3)
     assert standing.lost(replace(dear, seeds=(0, 1, 3)), plain) == standing.lost(plain, plain) == ""
+    one, other = (Point((), {"accuracy": (value,)}, seeds=(0,)) for value in (0.8, 0.9))
+    assert standing.lost(one, other) == "10.0"
 
 
 def test_an_accuracy_of_the_runs_that_did_not_fail_is_no_price() -> None:
