@@ -55,9 +55,7 @@ C5 = declared(
     three such runs.
     * The paper does not say which channel it timed; its number stands beside Natural. DP-SGD is Opacus'; this
     project's own, `dp-sgd (ours)`, is timed where the model has no batch norm, on batches of one size: on Poisson
-    batches, which a run has under an ε, it costs more than Opacus (docs/defenses.md).
-    * Measured before noise was drawn in float64 and rounded to a grid: docs/defenses.md has one run of what the
-    channels and `dp-sgd` cost since then, on LeNet more.""",
+    batches, which a run has under an ε, it costs more than Opacus (docs/defenses.md).""",
     TIMED,
     "model: defense",
     "ratio 3 time over plain SGD; milliseconds 1 ms a step; fit_seconds 2 s to fit, once",
