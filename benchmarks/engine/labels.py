@@ -60,7 +60,7 @@ def annotate(axes: Any, places: Mapping[str, tuple[float, float]]) -> None:
     seen = np.array(axes.transData.transform(list(places.values()))) * points
     box = axes.get_window_extent()
     bounds = tuple(edge * points for edge in (box.x0, box.x1, box.y0, box.y1))
-    moved = apart({text: (x, y) for text, (x, y) in zip(places, seen.tolist(), strict=True)}, bounds)  # type: ignore[arg-type]
+    moved = apart({text: (x, y) for text, (x, y) in zip(places, seen.tolist(), strict=True)}, bounds)
     for text, place in places.items():
         line = {"arrowstyle": "-", "linewidth": 0.5, "color": "#333333"} if any(moved[text]) else None
         written = axes.annotate(

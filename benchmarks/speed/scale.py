@@ -119,8 +119,8 @@ def plot(results: Sequence[Mapping[str, Any]], path: Path) -> None:
     for axes, (column, label) in zip(figure.subplots(1, 2), panels.items(), strict=True):
         for each, look in zip(results, map(style, itertools.count()), strict=False):
             points = [(row["clients"], row[column]) for row in each["rows"]]
-            dress = {"color": look.colour, "marker": look.marker, "linestyle": look.dash, "linewidth": 1}
-            axes.plot(*zip(*points, strict=True), label=each.get("name", name_of(each)), **dress)
+            dress: dict[str, Any] = {"color": look.colour, "marker": look.marker, "linestyle": look.dash}
+            axes.plot(*zip(*points, strict=True), linewidth=1, label=each.get("name", name_of(each)), **dress)
         axes.set(xlabel="clients", ylabel=label, xscale="log", yscale="log")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path, dpi=120)

@@ -166,8 +166,8 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
     for kind, look in zip(result["memory"], map(style, itertools.count()), strict=False):
         seen = [each for each in result["samples"] if kind in each["memory"]]
         rows = [each["round"] for each in seen], [each["memory"][kind] for each in seen]
-        dress = {"color": look.colour, "marker": look.marker, "markevery": 0.2, "linestyle": look.dash, "linewidth": 1}
-        axes.plot(*rows, label=kind, **dress)
+        dress: dict[str, Any] = {"color": look.colour, "marker": look.marker, "linestyle": look.dash}
+        axes.plot(*rows, label=kind, markevery=0.2, linewidth=1, **dress)
     axes.set(xlabel="round", ylabel="memory, MB", ylim=(0, None))
     figure.legend(loc="outside right upper", frameon=False, fontsize="small")
     figure.savefig(path, dpi=120)
