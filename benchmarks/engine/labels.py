@@ -44,8 +44,8 @@ def apart(
         return inside and not any(meets(text, x, y, *other) for other in others)
 
     for text, (x, y) in sorted(places.items(), key=lambda item: item[1]):
-        alone = offsets()
-        found[text] = next(((dx, dy) for dx, dy in alone if free(text, x + dx, y + dy)), alone[0])
+        tried = offsets()
+        found[text] = next(((dx, dy) for dx, dy in tried if free(text, x + dx, y + dy)), tried[0])
         put[text] = (x + found[text][0], y + found[text][1])
     return found
 

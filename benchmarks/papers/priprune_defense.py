@@ -118,7 +118,7 @@ def judge_planes(points: Sequence[Point]) -> Judgement:
 
 
 def of_arm(points: Sequence[Point], defended: str) -> Judgement:
-    """Behind a defense NMI of the better attack is lower, under every scheme, and accuracy at most 0.02 lower."""
+    """Behind a defense NMI of the best attack is lower, under every scheme, and accuracy at most 0.02 lower."""
     arms = [scheme for scheme, arm in (point.label for point in points) if arm == defended]
     sides = {scheme: ((scheme, NONE), (scheme, defended)) for scheme in arms}
     lower = at_least(paired(seeds_of(points, "nmi_better"), sides), "NMI, base over PriPrune", SMALLEST)
@@ -137,7 +137,7 @@ def judge_adaptive(points: Sequence[Point]) -> Judgement:
 
 
 def judge_table(points: Sequence[Point]) -> Judgement:
-    """P8: NMI of the better attack is lower behind PriPrune for every scheme, accuracy at most 0.02 lower, at the
+    """P8: NMI of the best attack is lower behind PriPrune for every scheme, accuracy at most 0.02 lower, at the
     paper's weights or at stronger ones."""
     there = dict.fromkeys(point.label[1] for point in points)
     return either({arm: of_arm(points, arm) for arm in there if arm.startswith(PRIPRUNE)})

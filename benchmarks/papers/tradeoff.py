@@ -167,8 +167,8 @@ def kept(rows: Mapping[str, list[Leakage]]) -> dict[str, float]:
             {
                 "nmi": sgi.nmi.mean,
                 "psnr": sgi.psnr.mean,
-                "nmi_better": max(each.nmi.mean for each in (sgi, *others)),
-                "psnr_better": max(each.psnr.mean for each in (sgi, *others)),
+                "nmi_better": max(row.nmi.mean for row in (sgi, *others)),
+                "psnr_better": max(row.psnr.mean for row in (sgi, *others)),
                 "nmi_random": sgi.nmi.random,
             }
             for sgi, *others in zip(rows["sgi"], *(rows[arm] for arm in rows if arm != "sgi"), strict=True)
