@@ -80,8 +80,9 @@ SCENARIOS: Mapping[str, Scenario] = {
         passes=3000,
         version=2,
     ),
-    "fedavg-4x1": Scenario(
-        "four local steps of an image each", "mnist", model="lenet-zhu", steps=4, updates=1, passes=8000, version=2
+    "batch-8": Scenario("eight images in one step", "mnist", batch=8, updates=1, passes=6000, version=2),
+    "fedavg-4x4": Scenario(
+        "four local steps of four images each", "mnist", batch=4, steps=4, updates=1, passes=16000, version=2
     ),
     **{
         f"one-image-{model}": Scenario("the worst case", "cifar10", model=model, updates=updates, version=2)
