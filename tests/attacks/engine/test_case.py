@@ -13,6 +13,7 @@ from prunella.attacks.portfolio import PLAIN, Portfolio
 from prunella.attacks.score.control import undefended_view
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
+from prunella.tasks.normalisation import USUAL, WIDE
 from prunella.tasks.public import digits
 from prunella.tasks.task import ModuleTask, Task, initial
 
@@ -97,3 +98,15 @@ def test_where_any_image_is_a_part_none_takes_a_place() -> None:
     noise = case.part("one", answers[1])
     assert whole.missed < noise.missed < 1e-3, "by its figure alone it counts"
     assert with_parts(whole, [noise]) is whole
+
+
+def test_a_usual_range_is_judged_on_the_coordinates_of_the_wide_one_it_was_read_from(task, fresh, batch) -> None:
+    view = undefended_view(task, *fresh, batch(0, 1))
+    case = Case(view, task, Portfolio(), stream(0, purpose="attack"), float("inf"))
+    wide = case.normalised(WIDE, "wide")
+    torch.rand(1, generator=case.generator)  # what was tried in between draws
+    alone, same = case.normalised(USUAL[0], "usual"), case.normalised(USUAL[0], "usual", wide)
+    for name in ("fitted", "judged"):
+        of_wide, of_same, of_alone = (getattr(each, name) for each in (wide, same, alone))
+        assert torch.equal(of_same.flat, of_wide.flat) and torch.equal(of_same.support, of_wide.support)
+        assert not torch.equal(of_alone.support, of_wide.support)

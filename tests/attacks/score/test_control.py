@@ -29,6 +29,9 @@ from prunella.tasks.training import Sgd, loss_and_gradient
 from tests.attacks.engine.test_readings import UNLIKE, stepped, view_of, wrongly
 
 
+TILT = 0.12  # a cosine of 0.993
+
+
 def rebuilt(task: Task, state: tuple[Tree, Tree], truth: PrivateBatch, attack: Inversion, seed: int = 0) -> Leakage:
     view = undefended_view(task, *state, truth)
     return score(reconstruct(view, task, attack, stream(seed, purpose="control")), truth)
@@ -159,6 +162,25 @@ def test_a_network_that_normalises_by_itself_tells_of_no_way(batch) -> None:  # 
     parts = [PrivateBatch(*each) for each in zip(own.x.split(2), own.y.split(2), strict=True)]
     view = matched_view(task, start, parts[::-1])
     assert made_by(task, view, own) is True and normalised_by(task, view, own) is None
+
+
+def test_a_way_that_explains_hardly_more_than_none_is_not_named(batch) -> None:  # noqa: ANN001
+    """Nearly one update whatever the way, and what hides a part of it takes all but one under the bound."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.InstanceNorm2d(1, eps=0.4), nn.Flatten(), nn.Linear(64, 10))
+    task, own, ((mean,), (std,)) = ModuleTask("nearly by itself", (1, 8, 8), 10, net), batch(0, 4), USUAL[0]
+    start = dataclasses.replace(undefended_view(task, *initial(task, 0), own), learning_rate=0.1)
+    made = [matched_view(task, start, [PrivateBatch(x, own.y)]).update for x in (own.x, (own.x - mean) / std)]
+    plain, normal = (torch.cat([part.double().flatten() for part in update.values()]) for update in made)
+    span = torch.linalg.qr(torch.stack([plain, normal], 1)).Q
+    hidden = rehearsal(0, purpose="hidden").normal(len(plain)).double()
+    hidden -= span @ (span.T @ hidden)
+    seen = normal / normal.norm() + TILT * hidden / hidden.norm()
+    assert torch.cosine_similarity(seen, plain, 0) < 0.99 < torch.cosine_similarity(seen, normal, 0)
+    sizes = [part.numel() for part in made[0].values()]
+    parts = [part.view_as(made[0][name]).float() for name, part in zip(made[0], seen.split(sizes), strict=True)]
+    view = dataclasses.replace(start, update=dict(zip(made[0], parts, strict=True)))
+    assert normalised_by(task, view, own) is None
 
 
 def test_a_step_of_another_optimizer_was_made_by_its_own_images_alone(task: Task, batch) -> None:  # noqa: ANN001
