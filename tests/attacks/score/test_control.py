@@ -28,7 +28,6 @@ from prunella.tasks.task import ModuleTask, Task, initial
 from prunella.tasks.training import Sgd, loss_and_gradient
 from tests.attacks.engine.test_readings import UNLIKE, stepped, view_of, wrongly
 
-
 TILT = 0.12  # a cosine of 0.993
 
 
