@@ -160,4 +160,4 @@ def reconstruct(
         return found
     polish = dataclasses.replace(attack, tolerance=1e-9)
     start = Guess(found.x.clone().requires_grad_(), labels, False)
-    return descents(target, polish, [start], store)[0]
+    return descents([target], polish, [start], store)[0]

@@ -307,7 +307,7 @@ class Case:
 
     def descended(self, name: str, settings: Inversion, guesses: Sequence[Guess]) -> list[Found]:
         begin = time.monotonic()
-        answers = descents(self.fitted, settings, guesses, ResumeStore(stopped=self.budget.late))
+        answers = descents([self.fitted], settings, guesses, ResumeStore(stopped=self.budget.late))
         self.budget.spend(settings.iterations * len(guesses), time.monotonic() - begin)
         return [
             self.found(name, answer, settings, misfit(settings, answer) if guess.soft else self.missed(answer))

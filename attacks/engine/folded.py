@@ -1,9 +1,10 @@
 """Many guesses of one image each in one batch: objectives and slopes, weight gradients formed only where that is cheap.
 
-For views of one local step on one image at the same weights (several clients of a round), or one view with several
-labels. A layer's weight gradient is g = delta a^T, with ``a`` its input [K, P] (patches of a convolution; P = 1 if it
-is linear) and ``delta`` the gradient in its output [O, P]. All an objective asks of g is |g|^2 and <g, t>, and its
-slope in g is alpha g + beta t (``attacks.engine.objectives``), so that only products of g are wanted, which need no g:
+For views of one local step on one image at the same weights (several clients of a round, each behind a mask of its
+own), or one view with several labels. A layer's weight gradient is g = delta a^T, with ``a`` its input [K, P] (patches
+of a convolution; P = 1 if it is linear) and ``delta`` the gradient in its output [O, P]. All an objective asks of g is
+|g|^2 and <g, t>, and its slope in g is alpha g + beta t (``attacks.engine.objectives``), so that only products of g are
+wanted, which need no g:
 
 |g|^2 = <a^T a, delta^T delta>,    g a = delta (a^T a),    g^T delta = a (delta^T delta)
 
@@ -34,7 +35,7 @@ from prunella.attacks.engine.matching import Target
 from prunella.attacks.engine.network import Network
 from prunella.attacks.engine.objectives import COEFFICIENTS, split
 from prunella.core.errors import AttackError
-from prunella.core.trees import Mask, Tree
+from prunella.core.trees import Tree
 
 _DIRECT = 1 << 15  # floats of an image's patches from which on the library convolves
 _OUTER = 1e-6  # relative error up to which a target is an outer product
@@ -85,7 +86,7 @@ class FoldedAffine(LayerRule):
         self.layer, self.weights = layer, layer.weights
         self.target = Matrices(target[layer.weight].flatten(2))
         self.bias = target.get(layer.bias)
-        self.support = None if support is None else support[layer.weight].flatten(1)
+        self.support = None if support is None else support[layer.weight].flatten(2)
         self.bias_support = None if support is None else support.get(layer.bias)
         self.sides = None if self.support is None else sides(self.support)
 
@@ -102,8 +103,7 @@ class FoldedAffine(LayerRule):
             delta, a = delta * self.sides[0], a * self.sides[1]
         if self.support is None or self.sides is not None:
             return delta @ (a.mT @ a), a @ (delta.mT @ delta)
-        support = self.support.unsqueeze(0)
-        return delta * _each(support, a.square()), a * _each(support.mT, delta.square())
+        return delta * _each(self.support, a.square()), a * _each(self.support.mT, delta.square())
 
     def up(self, weight: Tensor, x: Tensor, a: Tensor | None) -> Tensor:
         """W a, as the layer's output."""
@@ -298,15 +298,16 @@ class FoldedNorm(LayerRule):
 
 
 def sides(support: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The rows [O, 1] and columns [K, 1] that the support [O, K] is made of, as zeros and ones; None if it is not.
+    """The rows [B, O, 1] and columns [B, K, 1] that the supports [B, O, K] are made of, as zeros and ones; None if one
+    is not.
 
-    >>> sides(torch.tensor([[0.0, 1.0], [0.0, 0.0]])), sides(torch.eye(2))
-    ((tensor([[1.],
-            [0.]]), tensor([[0.],
-            [1.]])), None)
+    >>> sides(torch.tensor([[[0.0, 1.0], [0.0, 0.0]]])), sides(torch.eye(2)[None])
+    ((tensor([[[1.],
+             [0.]]]), tensor([[[0.],
+             [1.]]])), None)
     """
-    rows, columns = support.amax(1, keepdim=True), support.amax(0)[:, None]
-    return (rows, columns) if torch.equal(support, rows * columns.T) else None
+    rows, columns = support.amax(2, keepdim=True), support.amax(1).unsqueeze(2)
+    return (rows, columns) if torch.equal(support, rows * columns.mT) else None
 
 
 def _each(t: Tensor, a: Tensor) -> Tensor:
@@ -339,8 +340,8 @@ Evaluation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def foldable(targets: Sequence[Target]) -> bool:
-    """Whether guesses at these targets can share a batch: one image, one step, the same weights and support, and every
-    convolution over all channels."""
+    """Whether guesses at these targets can share a batch: one image, one step, the same weights, and every convolution
+    over all channels."""
     first = targets[0]
 
     def fits(target: Target) -> bool:
@@ -348,12 +349,7 @@ def foldable(targets: Sequence[Target]) -> bool:
             return False
         if any(isinstance(step.layer, Convolution) and step.layer.groups != 1 for step in target.network.steps):
             return False
-        if target is first:
-            return True
-        same = all(torch.equal(tensor, first.params[name]) for name, tensor in target.params.items())
-        if target.support is None or first.support is None:
-            return same and target.support is first.support
-        return same and torch.equal(target.support, first.support)
+        return target is first or all(torch.equal(tensor, first.params[name]) for name, tensor in target.params.items())
 
     return all(fits(target) for target in targets)
 
@@ -364,12 +360,10 @@ def evaluator(targets: Sequence[Target], objective: str) -> Evaluation:
     Raises ``AttackError`` where they are not ``foldable``.
     """
     if not foldable(targets):
-        raise AttackError("these views cannot be attacked in one batch: other weights, another support or more images")
+        raise AttackError("these views cannot be attacked in one batch: other weights, or more images")
     first = targets[0]
     w = {name: tensor.detach() for name, tensor in first.params.items()}
-    trees = [split(target.flat, w) for target in targets]
-    stacked = {name: torch.stack([tree[name] for tree in trees]) for name in w}
-    network = folded(cast(Network, first.network), stacked, None if first.support is None else split(first.support, w))
+    network = folded(cast(Network, first.network), _stacked([target.flat for target in targets], w), _supports(targets))
     squares = torch.stack([torch.dot(target.flat, target.flat) for target in targets])
 
     def evaluate(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -381,8 +375,25 @@ def evaluator(targets: Sequence[Target], objective: str) -> Evaluation:
     return evaluate
 
 
-def folded(network: Network, target: Tree, support: Mask | None) -> Network:
-    """The network with a gradient for each image; ``target`` has [B, ...] or [1, ...] of every parameter."""
+def _stacked(flat: Sequence[Tensor], w: Tree) -> Tree:
+    """[B, ...] of every parameter."""
+    trees = [split(each, w) for each in flat]
+    return {name: torch.stack([tree[name] for tree in trees]) for name in w}
+
+
+def _supports(targets: Sequence[Target]) -> Tree | None:
+    """The same of supports, [1, ...] where all are one; None where everything is compared."""
+    given = [target.support for target in targets]
+    if all(support is None for support in given):
+        return None
+    every = [torch.ones_like(t.flat) if s is None else s for s, t in zip(given, targets, strict=True)]
+    one = all(torch.equal(support, every[0]) for support in every)
+    return _stacked(every[:1] if one else every, targets[0].params)
+
+
+def folded(network: Network, target: Tree, support: Tree | None) -> Network:
+    """The network with a gradient for each image; ``target`` and ``support`` have [B, ...] or [1, ...] of every
+    parameter."""
 
     def fold(layer: LayerRule | None) -> LayerRule | None:
         if isinstance(layer, Convolution):

@@ -185,31 +185,30 @@ def labels_to_try(view: ServerView, target: Target, task: Task, attack: Inversio
     return label_candidates(target, task, view.learning_rate is not None, generator)
 
 
-def folds(target: Target, attack: Inversion) -> bool:
+def folds(targets: Sequence[Target], attack: Inversion) -> bool:
     """Whether several guesses with given labels can descend in one batch."""
-    return optimizer_name(attack.optimizer, target.module) == "adam" and foldable([target])
+    return optimizer_name(attack.optimizer, targets[0].module) == "adam" and foldable(targets)
 
 
-def descents(target: Target, attack: Inversion, guesses: Sequence[Guess], store: ResumeStore) -> list[Reconstruction]:
-    """The best of every guess: in batches of at most ``max_images`` guesses where the engine can fold them, else one
-    after the other."""
-    if any(guess.soft for guess in guesses) or not folds(target, attack):
+def descents(
+    targets: Sequence[Target], attack: Inversion, guesses: Sequence[Guess], store: ResumeStore
+) -> list[Reconstruction]:
+    """The best of every guess at the one target, or at one each: in batches of at most ``max_images`` guesses where the
+    engine can fold them, else one after the other."""
+    aims = list(targets) * len(guesses) if len(targets) == 1 else list(targets)
+    if any(guess.soft for guess in guesses) or not folds(targets, attack):
         return [
             descend_alone(
-                attack,
-                guess,
-                evaluator(target, attack, guess),
-                target.module,
-                file_of(store, attack, [target], [guess]),
+                attack, guess, evaluator(aim, attack, guess), aim.module, file_of(store, attack, [aim], [guess])
             )
-            for guess in guesses
+            for guess, aim in zip(guesses, aims, strict=True)
         ]
     best: list[Reconstruction] = []
-    evaluation = folded_evaluator([target], attack.objective)
     for first in range(0, len(guesses), attack.max_images):
-        batch = guesses[first : first + attack.max_images]
+        batch, aimed = guesses[first : first + attack.max_images], aims[first : first + attack.max_images]
         x, y = torch.cat([guess.x.detach() for guess in batch]), torch.cat([guess.y for guess in batch])
-        best += descend_together(attack, x, y, evaluation, file_of(store, attack, [target] * len(batch), batch))
+        evaluation = folded_evaluator(targets if len(targets) == 1 else aimed, attack.objective)
+        best += descend_together(attack, x, y, evaluation, file_of(store, attack, aimed, batch))
     return best
 
 
@@ -249,14 +248,29 @@ def reconstruct(
     candidates = labels_to_try(view, target, task, attack, generator)
 
     def attempts(labels: Labels, settings: Inversion) -> list[Reconstruction]:
-        return descents(target, settings, [first_guess(target, task, each, generator) for each in labels], store)
+        return descents([target], settings, [first_guess(target, task, each, generator) for each in labels], store)
 
     def attempt(labels: Tensor | None, settings: Inversion) -> Reconstruction:
         return attempts([labels], settings)[0]
 
     found = over_labels(candidates, attack, target.plan.images, attempt, attempts) if len(candidates) > 1 else []
-    width = attack.max_images if folds(target, attack) else 1
+    width = attack.max_images if folds([target], attack) else 1
     while len(found) < attack.restarts and not any(explained(each, attack) for each in found):
         starts = range(len(found), min(len(found) + width, attack.restarts))
         found += attempts([candidates[start % len(candidates)] for start in starts], attack)
     return min(found, key=lambda reconstruction: reconstruction.objective)
+
+
+def reconstruct_each(
+    views: Sequence[ServerView], task: Task, attack: Inversion, generators: Sequence[Generator]
+) -> list[Reconstruction]:
+    """``reconstruct`` of every view, with draws of its own. From one start each, views of one image at the same weights
+    whose labels are given descend in batches of at most ``max_images``, all others one after the other."""
+    targets = [target_of(view, task.build(), attack.mask_aware, attack.max_images) for view in views]
+    given = [view.labels for view in views if view.labels is not None]
+    if attack.restarts > 1 or not views or len(given) < len(views) or not folds(targets, attack):
+        each = zip(views, generators, strict=True)
+        return [reconstruct(view, task, attack, generator) for view, generator in each]
+    starts = zip(targets, given, generators, strict=True)
+    guesses = [first_guess(target, task, labels[:1], generator) for target, labels, generator in starts]
+    return descents(targets, attack, guesses, ResumeStore())

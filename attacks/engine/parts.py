@@ -55,7 +55,7 @@ def alone(case: Case, share: float) -> list[Found]:
     begin = time.monotonic()
     end = begin + share * (case.end - begin)
     store = ResumeStore(stopped=lambda: case.budget.late() or time.monotonic() >= end)
-    answers = descents(target, settings, guesses, store)
+    answers = descents([target], settings, guesses, store)
     case.budget.spend(settings.iterations * _STARTS / case.passes)
     return [case.part("sgi, one image", each) for each in answers]
 

@@ -13,6 +13,7 @@ update that was withheld.
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from prunella.attacks import find_attack
 from prunella.attacks.self_attack import guarded
 from prunella.benchmarks.engine.images import part
 from prunella.benchmarks.engine.machine import device
+from prunella.core.errors import AttackError
 from prunella.core.randomness import PrivateGenerator, rehearsal
 from prunella.core.trees import full_mask
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
@@ -71,6 +73,27 @@ def answer(
     more = {"earlier": earlier} if earlier else {}
     how = attack_settings(name, task.model, iterations, **asked)
     found: Reconstruction = find_attack(name).reconstruct(view, task, how, draw, **more)
+    return on_cpu(found)
+
+
+def answers(
+    name: str, views: Sequence[ServerView], task: Task, iterations: int, draws: Sequence[Generator], **asked: Any
+) -> list[Reconstruction | AttackError]:
+    """``answer`` of every view, together where the attack can do that, or what it raised."""
+    line, found = find_attack(name), list[Reconstruction | AttackError]()
+    if line.each is not None:
+        with suppress(AttackError):  # of one of them: each is asked alone
+            how = attack_settings(name, task.model, iterations, **asked)
+            return [on_cpu(one) for one in line.each(views, task, how, draws)]
+    for view, draw in zip(views, draws, strict=True):
+        try:
+            found.append(answer(name, view, task, iterations, draw, **asked))
+        except AttackError as error:
+            found.append(error)
+    return found
+
+
+def on_cpu(found: Reconstruction) -> Reconstruction:
     return dataclasses.replace(found, x=found.x.cpu(), y=None if found.y is None else found.y.cpu())
 
 

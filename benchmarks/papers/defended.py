@@ -17,6 +17,7 @@ The positive control is the same attack, model and images under no defense: ``PS
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,7 @@ from prunella.benchmarks.engine.images import chosen_images, part, place, task_o
 from prunella.benchmarks.engine.inprocess import FEDAVG, accuracies, as_keywords, epsilons, failures, ran
 from prunella.benchmarks.engine.priors import LEARNT, prior
 from prunella.benchmarks.engine.shadows import POOL
-from prunella.benchmarks.engine.views import NONE, Sender, draws, initial_sender, model_of, seen
-from prunella.benchmarks.engine.views import answer as attacked
+from prunella.benchmarks.engine.views import NONE, SeenView, Sender, answers, draws, initial_sender, model_of, seen
 from prunella.core.errors import AttackError, DefenseError
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
@@ -88,18 +88,19 @@ def rebuilt_rows(settings: Settings, seed: int, data: Path | None) -> dict[str, 
     client, batch = client_of(settings, images, seed, data), settings["batch"]
     asked: dict[str, Any] = {"prior": prior(name, place(settings["dataset"], data)) if name in LEARNT else None}
     asked |= {"tolerance": settings.get("tolerance")}
-    rows: dict[str, list[float]] = {}
+    rows, sent = dict[str, list[float]](), dict[int, SeenView]()
     for start in range(0, settings["images"], batch):
-        private, draw = part(images, start, batch), stream(seed, round=start, purpose=f"{named}-attack")
-        truth, found = PrivateBatch(private.x, private.y), None
-        shown = truth
-        try:
-            view, shown = seen(client, private, draws(seed, start, named))
-            found = attacked(name, view, client.task, settings["iterations"], draw, **asked)
-        except (AttackError, DefenseError):
-            if settings["defenses"] == NONE:
-                raise
-        whole, given = completed(found, truth)
+        with nullcontext() if settings["defenses"] == NONE else suppress(DefenseError):
+            sent[start] = seen(client, part(images, start, batch), draws(seed, start, named))
+    views, draw = [one.view for one in sent.values()], [stream(seed, round=s, purpose=f"{named}-attack") for s in sent]
+    found = dict(zip(sent, answers(name, views, client.task, settings["iterations"], draw, **asked), strict=True))
+    for start in range(0, settings["images"], batch):
+        private, answer = part(images, start, batch), found.get(start)
+        if isinstance(answer, AttackError) and settings["defenses"] == NONE:
+            raise answer
+        truth = PrivateBatch(private.x, private.y)
+        shown = sent[start].shown if start in sent else truth
+        whole, given = completed(answer if isinstance(answer, Reconstruction) else None, truth)
         for number in range(len(truth.x)):
             row = {**scores(whole, truth, shown, number), "answered": float(number < given)}
             for key, value in row.items():

@@ -29,7 +29,7 @@ its images to ``PSNR_FLOOR`` in the mean.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,12 +40,14 @@ from prunella.benchmarks.engine.claim import Found, Measure, Settings, each
 from prunella.benchmarks.engine.images import client_images, drawn, first, part, task_of
 from prunella.benchmarks.engine.images import means as mean_scores
 from prunella.benchmarks.engine.inprocess import accuracies, as_keywords, failures, ran
-from prunella.benchmarks.engine.views import NONE, RATE, Draw, Sender, answer, draws, received_of, seen, sender
+from prunella.benchmarks.engine.views import NONE, RATE, Draw, Sender, draws, received_of, seen, sender
+from prunella.benchmarks.engine.views import answers as all_answers
 from prunella.benchmarks.papers.scheme_inversion import ARMS, DENSE
 from prunella.client.state import ClientStore
+from prunella.core.errors import AttackError
 from prunella.core.randomness import rehearsal, stream
 from prunella.core.trees import count, size
-from prunella.core.types import PrivateBatch, Reconstruction
+from prunella.core.types import PrivateBatch, Reconstruction, ServerView
 from prunella.privacy.chain import ChainState, start
 from prunella.privacy.priprune import PriPrune
 from prunella.server.checkpoint import Checkpoint, load
@@ -97,6 +99,24 @@ def next_sender(settings: Settings, task: Task, trained: AfterTraining, own: Exa
     return dataclasses.replace(one, state=start(one.procedure.chain, own.x, received.params, trained.state, fit))
 
 
+def rebuilt_each(
+    name: str, views: Sequence[ServerView], task: Task, iterations: int, seed: int
+) -> list[Reconstruction]:
+    """What an attack makes of every view; noise, of one in which nothing arrived."""
+    generators = [stream(seed, round=at, purpose="claim-attack") for at in range(len(views))]
+    arrived = [at for at, view in enumerate(views) if any(bool(tensor.any()) for tensor in view.update.values())]
+    some, drawing = [views[at] for at in arrived], [generators[at] for at in arrived]
+    made = dict(zip(arrived, all_answers(name, some, task, iterations, drawing), strict=True))
+    found = list[Reconstruction]()
+    for at, (view, generator) in enumerate(zip(views, generators, strict=True)):
+        noise = Reconstruction(torch.rand((1, *task.shape), generator=generator), view.labels, 0.0, 0)
+        answer = made.get(at, noise)
+        if isinstance(answer, AttackError):
+            raise answer
+        found.append(answer)
+    return found
+
+
 def answers(
     settings: Settings,
     seed: int,
@@ -104,20 +124,17 @@ def answers(
     trained: AfterTraining,
     arms: Mapping[str, str] = ARMS,
     met: Callable[[str, Sender, Draw], Sender] = lambda arm, one, draw: one,
-) -> Iterator[tuple[PrivateBatch, dict[str, Reconstruction]]]:
+) -> list[tuple[PrivateBatch, dict[str, Reconstruction]]]:
     """Every attacked image of client 0 and what each arm made of it; ``met`` is the client as an arm meets it."""
     own, task = examples_of(settings, 0, seed, data), task_of(settings, data)
     one = next_sender(settings, task, trained, own)
-    for number, index in enumerate(drawn(own, seed)[: settings["images"]].tolist()):
-        private, draw, found = part(own, index), draws(seed, number), dict[str, Reconstruction]()
-        for arm, name in arms.items():
-            view = seen(met(arm, one, draw), private, draw).view
-            generator = stream(seed, round=number, purpose="claim-attack")
-            if any(bool(tensor.any()) for tensor in view.update.values()):
-                found[arm] = answer(name, view, task, settings["iterations"], generator)
-            else:  # nothing arrived to be attacked
-                found[arm] = Reconstruction(torch.rand((1, *task.shape), generator=generator), view.labels, 0.0, 0)
-        yield PrivateBatch(private.x, private.y), found
+    images = [part(own, index) for index in drawn(own, seed)[: settings["images"]].tolist()]
+    found = dict[str, list[Reconstruction]]()
+    for arm, name in arms.items():
+        clients = [met(arm, one, draws(seed, at)) for at in range(len(images))]
+        views = [seen(client, images[at], draws(seed, at)).view for at, client in enumerate(clients)]
+        found[arm] = rebuilt_each(name, views, task, settings["iterations"], seed)
+    return [(PrivateBatch(x.x, x.y), {arm: found[arm][at] for arm in arms}) for at, x in enumerate(images)]
 
 
 def attacked(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from prunella.attacks.engine.inversion import (
     descend_together,
     first_guess,
     reconstruct,
+    reconstruct_each,
 )
 from prunella.attacks.engine.inversion import evaluator as one_evaluator
 from prunella.attacks.engine.local_steps import linearised
@@ -33,9 +35,9 @@ from tests.attacks.engine.test_matching import random_mask
 SHAPE = (1, 12, 12)
 
 
-def sided_mask(params: Tree) -> Mask:
+def sided_mask(params: Tree, seed: int = 1) -> Mask:
     """Half of the rows and of the columns of every matrix; a full mask of what has none."""
-    draw = stream(1, purpose="sides")
+    draw = stream(seed, purpose="sides")
     halves = {name: [torch.rand(n, generator=draw) < 0.5 for n in t.shape[:2]] for name, t in params.items()}
     return {
         name: torch.ones_like(t, dtype=torch.bool)
@@ -45,7 +47,7 @@ def sided_mask(params: Tree) -> Mask:
     }
 
 
-MASKS = {"": full_mask, "masked": random_mask, "rows and columns": sided_mask}
+MASKS = {"": full_mask, "masked": random_mask, "rows and columns": sided_mask, "other": partial(sided_mask, seed=2)}
 
 
 def targets(model: str, masked: str, count: int) -> list[Target]:
@@ -63,7 +65,8 @@ def targets(model: str, masked: str, count: int) -> list[Target]:
     return found
 
 
-SMALL = [(model, masked, objective) for model in ("cnn", "lenet-zhu") for masked in MASKS for objective in OBJECTIVES]
+SAME = ("", "masked", "rows and columns")
+SMALL = [(model, masked, objective) for model in ("cnn", "lenet-zhu") for masked in SAME for objective in OBJECTIVES]
 
 
 @pytest.mark.parametrize("direct", [0, 1 << 30], ids=["convolutions", "patches"])
@@ -73,17 +76,35 @@ def test_a_batch_is_its_guesses_one_by_one(
 ) -> None:
     monkeypatch.setattr("prunella.attacks.engine.folded._DIRECT", direct)
     many = targets(model, masked, 2)
+    for given in (many, many[:1]):
+        assert_alike(given, objective)
+
+
+def assert_alike(given: list[Target], objective: str) -> None:
     x = torch.rand((2, *SHAPE), generator=stream(7, purpose="guess")).double()
     y = torch.tensor([3, 1])
-    for given in (many, many[:1]):
-        values, slopes = evaluator(given, objective)(x, y)
-        for i in range(2):
-            target = given[i % len(given)]
-            flat, pullback = linearised(target, x[i : i + 1], y[i : i + 1])
-            value, slope = OBJECTIVES[objective](flat, target.flat, target.support)
-            torch.testing.assert_close(values[i], value, rtol=1e-5, atol=1e-6)
-            expected = pullback(slope)[0]
-            assert float((slopes[i] - expected[0]).norm()) <= 1e-5 * float(expected.norm())
+    values, slopes = evaluator(given, objective)(x, y)
+    for i in range(2):
+        target = given[i % len(given)]
+        flat, pullback = linearised(target, x[i : i + 1], y[i : i + 1])
+        value, slope = OBJECTIVES[objective](flat, target.flat, target.support)
+        torch.testing.assert_close(values[i], value, rtol=1e-5, atol=1e-6)
+        expected = pullback(slope)[0]
+        assert float((slopes[i] - expected[0]).norm()) <= 1e-5 * float(expected.norm())
+
+
+@pytest.mark.parametrize("direct", [0, 1 << 30], ids=["convolutions", "patches"])
+@pytest.mark.parametrize("model", ["cnn", "lenet-zhu", "resnet10"])
+@pytest.mark.parametrize(
+    "masks", [("masked", ""), ("masked", "rows and columns"), ("", "rows and columns"), ("other", "rows and columns")]
+)
+def test_views_behind_masks_of_their_own_share_a_batch(
+    model: str, masks: tuple[str, str], direct: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prunella.attacks.engine.folded._DIRECT", direct)
+    both = [targets(model, masked, 2)[i] for i, masked in enumerate(masks)]
+    assert_alike(both, "euclidean")
+    assert_alike(both[::-1], "cosine")
 
 
 def test_descents_together_are_descents_alone() -> None:
@@ -100,6 +121,46 @@ def test_descents_together_are_descents_alone() -> None:
         assert found.objective == pytest.approx(alone.objective, rel=1e-5)
         torch.testing.assert_close(found.x, alone.x, rtol=1e-4, atol=1e-5)
     assert batch[0].objective < batch[1].objective, "the right label explains the update better"
+
+
+@pytest.mark.parametrize("masked", ["", "masked"])
+def test_several_clients_are_attacked_together_as_each_alone(masked: str) -> None:
+    task = Task("cnn", SHAPE, 5)
+    params, buffers = initial(task, seed=0)
+    truths = [
+        PrivateBatch(torch.rand((1, *SHAPE), generator=stream(i, purpose="image")), torch.tensor([i])) for i in range(3)
+    ]
+    views = [dataclasses.replace(undefended_view(task, params, buffers, t), labels=t.y) for t in truths]
+    if masked:  # all but one tell less
+        shared = random_mask(params)
+        update = {name: torch.where(shared[name], u, 0.0) for name, u in views[0].update.items()}
+        views[0] = dataclasses.replace(views[0], update=update)
+    attack = Inversion(iterations=150, max_images=2)
+
+    def draws() -> list[torch.Generator]:
+        return [stream(i, purpose="start") for i in range(3)]
+
+    together = reconstruct_each(views, task, attack, draws())
+    alone = [reconstruct(view, task, attack, draw) for view, draw in zip(views, draws(), strict=True)]
+    for one, other, truth in zip(together, alone, truths, strict=True):
+        assert psnr(truth.x, one.x)[0] > 30 and psnr(truth.x, other.x)[0] > 30
+        assert torch.equal(one.y, truth.y) and one.objective == pytest.approx(other.objective, rel=0.5, abs=1e-5)
+    assert psnr(truths[1].x, together[0].x)[0] < 20 and reconstruct_each([], task, attack, []) == []
+
+
+def test_what_cannot_share_a_batch_is_attacked_one_after_the_other() -> None:
+    task, draw = Task("lenet-zhu", SHAPE, 5), stream(0, purpose="image")
+    truth = PrivateBatch(torch.rand((1, *SHAPE), generator=draw), torch.tensor([1]))
+    view = undefended_view(task, *initial(task, 0), truth)
+    known = dataclasses.replace(view, labels=truth.y)
+    for views, attack in (
+        ([known, known], Inversion(iterations=20)),
+        ([view, known], Inversion(iterations=20, optimizer="adam")),
+    ):
+        starts = [[stream(i, purpose="start") for i in range(2)] for _ in range(2)]
+        found = reconstruct_each(views, task, attack, starts[0])
+        alone = [reconstruct(one, task, attack, start) for one, start in zip(views, starts[1], strict=True)]
+        assert all(torch.equal(one.x, other.x) for one, other in zip(found, alone, strict=True))
 
 
 def test_total_variation_of_each() -> None:
@@ -129,9 +190,9 @@ def test_a_network_of_grouped_convolutions_is_attacked_guess_by_guess() -> None:
 
 
 def test_what_does_not_belong_together_is_refused() -> None:
-    one, masked = targets("cnn", "", 1)[0], targets("cnn", "masked", 1)[0]
+    one = targets("cnn", "", 1)[0]
     moved = dataclasses.replace(one, params={name: tensor + 1 for name, tensor in one.params.items()})
-    for odd in (masked, moved, dataclasses.replace(one, network=None)):
+    for odd in (moved, dataclasses.replace(one, network=None)):
         assert not foldable([one, odd])
         with pytest.raises(AttackError, match="one batch"):
             evaluator([one, odd], "cosine")

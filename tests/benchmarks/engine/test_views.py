@@ -1,13 +1,17 @@
 """The shared view of a benchmark: the right chain with the right settings, inside the mask, and never the truth."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from prunella.attacks import ATTACKS
+from prunella.attacks.score.leakage import psnr
 from prunella.benchmarks.engine import machine
-from prunella.benchmarks.engine.views import RATE, Sender, after_rounds, answer, attack_settings, seen, sender
-from prunella.core.errors import ConfigError
-from prunella.core.randomness import PrivateGenerator, rehearsal
+from prunella.benchmarks.engine.images import part
+from prunella.benchmarks.engine.views import RATE, Sender, after_rounds, answer, answers, attack_settings, seen, sender
+from prunella.core.errors import AttackError, ConfigError
+from prunella.core.randomness import PrivateGenerator, rehearsal, stream
 from prunella.core.trees import Mask, full_mask, map_trees
 from prunella.core.types import ServerView
 from prunella.strategies.round.local import Received
@@ -54,6 +58,23 @@ def test_settings_reach_their_defense_and_unknown_ones_are_refused() -> None:
     assert noise[0] > 10 * noise[1]
     with pytest.raises(ConfigError, match="kappa"):
         client("channel-natural", channel_natural__kapa=1.0)
+
+
+def test_one_view_in_which_nothing_arrived_is_told_beside_the_answers_of_the_others() -> None:
+    one, whole = client("none"), [part(BATCH, at) for at in (0, 1)]
+    views = [seen(one, private, draw).view for private in whole]
+    views.insert(1, dataclasses.replace(views[0], update=map_trees(torch.zeros_like, views[0].update)))
+
+    def starts() -> list[torch.Generator]:
+        return [stream(at, purpose="start") for at in range(len(views))]
+
+    found = answers("sgi", views, TASK, 100, starts())
+    assert isinstance(found[1], AttackError)
+    for at, private in ((0, whole[0]), (2, whole[1])):
+        alone = answer("sgi", views[at], TASK, 100, starts()[at])
+        assert torch.equal(found[at].x, alone.x) and psnr(private.x, alone.x)[0] > 25
+    together = answers("sgi", [views[0], views[2]], TASK, 100, [starts()[at] for at in (0, 2)])
+    assert [psnr(private.x, each.x)[0] > 25 for private, each in zip(whole, together, strict=True)] == [True, True]
 
 
 def test_nothing_is_seen_outside_the_mask() -> None:
