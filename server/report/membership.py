@@ -30,6 +30,12 @@ WORDS = {
 }  # fmt: skip
 
 
+REACHES = (
+    "; the interval of each figure reaches chance: it is two-sided and of rounded numbers, where the test that finds "
+    "them is one-sided and of exact ones, and finds some in at most one run of twenty that has none"
+)
+
+
 def _answers(audits: Sequence[Line]) -> list[Line]:
     return [a for a in scored(of_kind(audits, "membership")) if a.get("membership")]
 
@@ -65,6 +71,17 @@ def figures(scores: Scores) -> list[str]:
     return [pairs, *rates]
 
 
+def _clear(scores: Scores) -> bool:
+    """Whether a figure's interval, as it is shown, lies above chance."""
+    for each in scores.values():
+        above = [auc_limits(each["auc"], each["members"], each["outsiders"], len(scores))[0] > 0.5]
+        for name, false in zip(("strict", "loose"), FALSE_POSITIVES, strict=True):
+            above.append(each.get(name) is not None and limits(each[name], each["members"], len(scores))[0] > false)
+        if any(above):
+            return True
+    return False
+
+
 def membership_notes(audits: Sequence[Line]) -> list[str]:
     """A sentence for each client that answered."""
     found = []
@@ -74,5 +91,6 @@ def membership_notes(audits: Sequence[Line]) -> list[str]:
         beside = ", as it reports without numbers" if silent else ""
         if told.get("scores"):
             beside = f": {'; '.join(figures(told['scores']))}"
+            beside += REACHES if told["word"] == "found" and not _clear(told["scores"]) else ""
         found.append(f"{who(audit)}: {WORDS[told['word']]}{beside}.")
     return found

@@ -39,3 +39,13 @@ def test_intervals_are_wider_for_the_best_of_several() -> None:
         membership_notes([line("found", SCORE | {"loose": 40}, SCORE, SCORE)]),
     )
     assert "(14.7\u202f% to" in alone and "(13.7\u202f% to" in best
+
+
+@pytest.mark.parametrize(("auc", "loose", "clear"), [(0.57, 0, False), (0.65, 0, True), (0.5, 40, True)])
+def test_members_that_no_interval_shows_are_found_by_another_test_and_the_note_says_so(
+    auc: float, loose: int, clear: bool
+) -> None:
+    scores = {"members": 128, "outsiders": 716, "auc": auc, "strict": None, "loose": loose}
+    for word in ("found", "not-found"):
+        (note,) = membership_notes([line(word, scores, SCORE, SCORE)])
+        assert ("reaches chance" in note) == (word == "found" and not clear)
