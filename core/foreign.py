@@ -40,6 +40,9 @@ def lookup(kind: str, name: str, registry: Mapping[str, Any]) -> Any:
         why = error if isinstance(error, ModuleNotFoundError) else type(error).__name__
         fix = "install its package on every machine, or have PYTHONPATH name its folder"
         raise ConfigError(f"{kind} {name!r} cannot be imported here ({why}): {fix}") from None
+    except Exception as error:  # noqa: BLE001 - code of somebody's own, which may raise anything
+        shows = f"python -c 'import {path}' shows where"
+        raise ConfigError(f"{kind} {name!r} cannot be imported here ({type(error).__name__}): {shows}") from None
     if not hasattr(module, attribute):
         raise unknown(f"name in {path}", attribute, (each for each in vars(module) if not each.startswith("_")))
     return getattr(module, attribute)

@@ -17,6 +17,8 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "foreign_mine.py"
     file.write_text("NAME = 'mine'\n")
     (tmp_path / "foreign_broken.py").write_text("from foreign_mine import PATIENTS\n")
+    (tmp_path / "foreign_unfinished.py").write_text("NAME = (\n")
+    (tmp_path / "foreign_raising.py").write_text("raise RuntimeError('/home/somebody/patients')\n")
     return file
 
 
@@ -35,6 +37,14 @@ def test_a_registry_comes_first_and_nothing_is_imported_for_its_names(mine: Path
         (":NAME", "cannot be imported here"),
         (".mine:NAME", "cannot be imported here"),
         ("foreign_broken:NAME", "cannot be imported here (ImportError): install its package"),
+        (
+            "foreign_unfinished:NAME",
+            "cannot be imported here (SyntaxError): python -c 'import foreign_unfinished' shows",
+        ),
+        (
+            "foreign_raising:NAME",
+            "cannot be imported here (RuntimeError): python -c 'import foreign_raising' shows where",
+        ),
         ("foreign_mine:", "unknown name in foreign_mine ''"),
     ],
 )
@@ -42,6 +52,7 @@ def test_what_is_not_there_is_one_line(mine: Path, name: str, words: str) -> Non
     with pytest.raises(ConfigError) as caught:
         lookup("word", name, {"name": 1})
     assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert "/home" not in str(caught.value)  # a client's error reaches the server
 
 
 def test_an_edited_file_has_another_digest(mine: Path) -> None:
