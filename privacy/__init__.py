@@ -22,7 +22,7 @@ from prunella.privacy.ats import TransformationSearch, ats
 from prunella.privacy.channel import NaturalChannel, natural_channel
 from prunella.privacy.channel_personalized import PersonalizedChannel, personalized_channel
 from prunella.privacy.channel_white import WhiteChannel, white_channel
-from prunella.privacy.defense import HEURISTIC, Entry, Registry
+from prunella.privacy.defense import HEURISTIC, STAGES, Entry, Registry
 from prunella.privacy.dgp import DualPruning, dgp
 from prunella.privacy.dp_fed import DpFed, dp_fed
 from prunella.privacy.dp_psac import DpPsac, dp_psac
@@ -74,8 +74,8 @@ def find_defense(name: str) -> Entry:
     """The line of ``DEFENSES``, or somebody's own by import path (``core.foreign``), whose claim is replaced by
     ``HEURISTIC``.
 
-    Raises ``ConfigError`` for an unknown name, and for somebody's own defense that is ``private`` or ``guards``: other
-    code of this release has to know those two kinds.
+    Raises ``ConfigError`` for an unknown name, and for somebody's own defense of a stage that there is not, or that is
+    ``private`` or ``guards``: other code of this release has to know those two kinds.
     """
     if name in DEFENSES:
         return DEFENSES[name]
@@ -84,6 +84,8 @@ def find_defense(name: str) -> Entry:
         raise ConfigError(f"defense {name!r} is {with_article(found)}, not a prunella.privacy.defense.Entry")
     if found.private or found.guards:
         raise ConfigError(f"defense {name!r} is marked private or guards: only a defense of this release can be")
+    if found.stage not in STAGES:
+        raise ConfigError(f"defense {name!r} is of the stage {found.stage!r}: it is one of {', '.join(STAGES)}")
     return replace(found, claim=HEURISTIC)
 
 

@@ -14,13 +14,14 @@ core.errors.ConfigError: unknown defense 'dpg': did you mean 'dgp'? Valid: ...
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from prunella.core.config import Raw, parse_section
-from prunella.core.errors import ConfigError, DefenseError
+from prunella.core.errors import ConfigError, DefenseError, with_article
+from prunella.core.foreign import is_foreign
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Mask, Tree, all_finite, full_mask, zeros_like
 from prunella.privacy import find_defense
@@ -41,6 +42,10 @@ from prunella.privacy.defense import (
 )
 
 ChainState = dict[str, State]
+T = TypeVar("T")
+KINDS: dict[str, tuple[type, ...]] = {
+    "data": (DataDefense,), "gradient": (GradientDefense, StepDefense), "update": (UpdateDefense,)
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -152,7 +157,10 @@ def check_model(chain: Chain, buffers: Tree) -> None:
 def _link(name: str, raw: Raw) -> Link:
     entry = find_defense(name)
     settings: Any = parse_section(raw, name, entry.settings)
-    return Link(name, settings, entry.build(settings), entry)
+    built = entry.build(settings)
+    if not isinstance(built, KINDS[entry.stage]):  # somebody's own may build anything
+        raise ConfigError(f"{name} is of the stage {entry.stage}, and what it builds is {with_article(built)}")
+    return Link(name, settings, built, entry)
 
 
 def build_chain(names: Sequence[str], raw: Raw) -> Chain:
@@ -182,16 +190,39 @@ FITTED, IMAGES = "fitted", "images"  # what a defense that is fitted on images w
 
 
 def _require_like(name: str, what: str, tree: Tree, like: Tree) -> None:
+    if not isinstance(tree, dict):
+        raise DefenseError(f"{name}: {what} is {with_article(tree)}, not a dict of tensors by name")
     if tree.keys() != like.keys():
         different = sorted(tree.keys() ^ like.keys())
         raise DefenseError(f"{name}: {what} differs from the model in {len(different)} names, first: {different[0]}")
     for key, tensor in tree.items():
+        if not isinstance(tensor, Tensor):
+            raise DefenseError(f"{name}: {what} {key} is {with_article(tensor)}, not a tensor")
         if tensor.shape != like[key].shape:
             raise DefenseError(f"{name}: {what} {key} has shape {tuple(tensor.shape)}, not {tuple(like[key].shape)}")
 
 
+def _kept(name: str, state: Any) -> State:
+    """A defense's next state, if it can be saved."""
+    trees = state.values() if isinstance(state, dict) else [None]
+    if not all(isinstance(tree, dict) and all(isinstance(t, Tensor) for t in tree.values()) for tree in trees):
+        raise DefenseError(f"{name}: its state is not a dict of named trees, each of tensors by name")
+    kept: State = state
+    return kept
+
+
+def _answer(name: str, given: Any, kind: type[T]) -> tuple[T, State]:
+    """What a defense answers, apart: what it made, and its next state. Somebody's own may answer with anything."""
+    if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[0], kind):
+        raise DefenseError(f"{name} answers with {with_article(given)}, not with a pair ({kind.__name__}, state)")
+    return given[0], _kept(name, given[1])
+
+
 def _resume(name: str, saved: State, fresh: State) -> State:
     """The saved state on the device and in the order of the fresh one. Random draws follow that order."""
+    if saved.keys() != fresh.keys() and is_foreign(name):
+        made = ", ".join(sorted(fresh)) or "none"
+        raise DefenseError(f"{name}: a state has the trees that init makes ({made}), also the one that apply answers")
     if saved.keys() != fresh.keys():
         raise DefenseError(f"{name}: the saved state is of another version: remove this client's state to begin again")
     for tree in fresh:
@@ -219,7 +250,7 @@ def _start_link(
             return saved
         return fit(link.defense, x, generator, images)
     fresh = link.defense.init(like)
-    return fresh if saved is None else _resume(link.name, saved, fresh)
+    return _kept(link.name, fresh) if saved is None else _resume(link.name, saved, fresh)
 
 
 def start(
@@ -279,7 +310,7 @@ def compose(chain: Chain, received: Tree, state: ChainState, generator: PrivateG
     """The weights local training starts from. The caller applies the base mask to them afterwards."""
     weights, after = received, dict(state)
     for name, defense in chain.updates():
-        weights, after[name] = defense.compose(weights, after[name], generator)
+        weights, after[name] = _answer(name, defense.compose(weights, after[name], generator), dict)
         _require_like(name, "weights", weights, received)
         _require_finite(name, "weights", weights)
     return weights, after
@@ -305,12 +336,13 @@ def observe(
     for link in chain.links:
         if isinstance(link.defense, DataDefense | UpdateDefense):
             continue
-        defended, after[link.name] = _defend(link, defended, step, after[link.name], generator)
+        given = _defend(link, defended, step, after[link.name], generator)
+        defended, after[link.name] = _answer(link.name, given, dict)
         _require_like(link.name, "gradient", defended, gradient)
         _require_finite(link.name, "gradient", defended)
     mask = full_mask(gradient) if step is None else step.mask
     for name, defense in chain.updates():
-        after[name] = defense.observe(defended, received, mask, after[name], generator)
+        after[name] = _kept(name, defense.observe(defended, received, mask, after[name], generator))
     return defended, after
 
 
@@ -357,6 +389,7 @@ def release(
             continue
         # A defense shares nothing that the one before it did not share. One that fills may, inside the base mask.
         before = replace(current, base=outgoing.shared) if link.entry.fills else current
-        current, after[link.name] = link.defense.apply(before, after[link.name], generator)
+        given = link.defense.apply(before, after[link.name], generator)
+        current, after[link.name] = _answer(link.name, given, Outgoing)
         _check_outgoing(link.name, current, outgoing if link.entry.fills else before)
     return current, after, chain.names

@@ -113,6 +113,64 @@ def faulty(apply: Any) -> Chain:
     return Chain((Link("faulty", NoDefense(), defense, entry),))
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda o, s: None, "answers with a NoneType, not with a pair (Outgoing, state)"),
+        (lambda o, s: o, "answers with an Outgoing, not with a pair"),
+        (lambda o, s: (o.update, s), "answers with a tuple, not with a pair"),
+        (lambda o, s: (replace(o, update=None), s), "update is a NoneType, not a dict of tensors by name"),
+        (lambda o, s: (replace(o, update={n: t.numpy() for n, t in o.update.items()}), s), "not a tensor"),
+        (lambda o, s: (o, None), "state is not a dict of named trees"),
+        (lambda o, s: (o, {"n": 3}), "state is not a dict of named trees"),
+        (lambda o, s: (o, {"sum": {"w": 1.0}}), "state is not a dict of named trees"),
+    ],
+)
+def test_what_is_no_answer_of_a_defense_is_refused_in_words(answer: Any, words: str) -> None:
+    """Somebody's own may return anything."""
+    chain = faulty(lambda o, s, g: answer(o, s))
+    state = start(chain, IMAGES, LIKE, {}, FIT)
+    with pytest.raises(DefenseError) as caught:
+        release(chain, outgoing(LIKE), state, rehearsal(0, purpose="test"))
+    assert words in str(caught.value) and str(caught.value).startswith("faulty")
+
+
+@pytest.mark.parametrize("state", [None, {"n": 3}, {"sum": {"w": 1.0}}])
+def test_a_state_begins_as_trees_of_tensors(state: Any) -> None:
+    defense = GradientDefense(lambda like: state, lambda gradient, s, g: (gradient, s))
+    chain = Chain((Link("counts", NoDefense(), defense, Entry("gradient", NoDefense, lambda settings: defense)),))
+    with pytest.raises(DefenseError, match="counts: its state is not a dict"):
+        start(chain, IMAGES, LIKE, {}, FIT)
+
+
+def test_an_own_state_of_other_trees_than_init_makes_is_no_other_version() -> None:
+    """Its owner is not to remove the client's state, in which its account is: the next round would be refused again."""
+    (link,) = faulty(lambda o, s, g: (o, {"sum": {"w": torch.ones(2)}})).links
+    chain = Chain((replace(link, name="own:SUMS"),))
+    _, state, _ = release(chain, outgoing(LIKE), start(chain, IMAGES, LIKE, {}, FIT), rehearsal(0, purpose="test"))
+    with pytest.raises(DefenseError) as caught:
+        start(chain, IMAGES, LIKE, state, FIT)
+    assert "the trees that init makes (none)" in str(caught.value) and "remove" not in str(caught.value)
+
+
+def test_an_own_defense_is_of_a_stage_and_of_its_kind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "own_kinds.py").write_text(
+        "from prunella.privacy.defense import DataDefense, Entry\n"
+        "from prunella.privacy.none import NoDefense\n"
+        "STAGE = Entry('updates', NoDefense, lambda settings: None)\n"
+        "NOTHING = Entry('update', NoDefense, lambda settings: None)\n"
+        "OTHER = Entry('update', NoDefense, lambda settings: DataDefense(lambda x, g: {}, lambda x, s, g: x))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, words in {
+        "STAGE": "of the stage 'updates': it is one of data, gradient, update",
+        "NOTHING": "of the stage update, and what it builds is a NoneType",
+        "OTHER": "of the stage update, and what it builds is a DataDefense",
+    }.items():
+        with pytest.raises(ConfigError, match=words):
+            build_chain([f"own_kinds:{name}"], {})
+
+
 def leaks(o: Outgoing, s: State, g: PrivateGenerator) -> tuple[Outgoing, State]:
     return Outgoing(o.update, map_trees(torch.zeros_like, o.shared), o.participates, o.local), s
 
