@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from torch import Generator
+import torch
+from torch import Generator, Tensor
 
 from prunella.attacks import find_attack
 from prunella.attacks.engine.beside import SQUARES, STATISTICS
@@ -19,11 +20,11 @@ from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.engine.shadow import Shadow
 from prunella.attacks.score.control import PSNR_FLOOR, rebuilt_control
 from prunella.attacks.score.level import FITTED, Level, level
-from prunella.core.errors import AttackError
+from prunella.core.errors import AttackError, with_article
 from prunella.core.foreign import is_foreign
 from prunella.core.types import Reconstruction, ServerView
 from prunella.privacy import transforms
-from prunella.tasks.task import Task
+from prunella.tasks.task import Task, are_classes
 
 TRANSFORMED = "a defense transforms images, and scores do not see what a transformed one shows: look at the pictures"
 CANNOT_JUDGE = "this attack cannot judge this setting"
@@ -70,16 +71,15 @@ def fit_of(line: Mapping[str, Any]) -> Fit:
 def attempt(
     view: ServerView, task: Task, order: Order, store: ResumeStore, shadow: Callable[[], Shadow | None] = lambda: None
 ) -> Attempt:
-    """Attack ``view`` on the device where it lies. Raises ``AttackError``, also where the objective is not finite."""
+    """Attack ``view`` on the device where it lies. Raises ``AttackError``, also for an answer that cannot be scored."""
     attack = find_attack(order.attack)
     ends = {} if store.deadline is None else {"deadline": store.deadline}
     more = {**order.more, **attack.taken(resume=store, stopped=store.alive, **ends)}
     if attack.takes("shadow"):
         more["shadow"] = shadow()
     found = attack.reconstruct(view, task, order.settings, order.generator, **more)
+    _require_images(order.attack, found, task)
     cut = store.cut or found.cut or (attack.takes("deadline") and store.out_of_time())
-    if not math.isfinite(found.objective):
-        raise AttackError("the objective is not finite: the attack failed")
     judged = found.explained
     if judged is None and isinstance(order.settings, Inversion):
         judged = explained(found, order.settings)
@@ -88,6 +88,27 @@ def attempt(
     if noisy_images(view) or others_explain(view, task, found, judged):
         return Attempt(dataclasses.replace(found, compared=False), cut, None if judged is None else False)
     return Attempt(found, cut, judged)
+
+
+def _require_images(name: str, found: Any, task: Task) -> None:
+    """Raise ``AttackError`` for an answer that nobody could score. Somebody's own attack may answer with anything, and
+    a client that refuses it does not say why."""
+    if not isinstance(found, Reconstruction):
+        raise AttackError(f"{name} answers with {with_article(found)}, not with a Reconstruction")
+    if not isinstance(found.objective, int | float) or not math.isfinite(found.objective):
+        raise AttackError("the objective is not finite: the attack failed")
+    x, y = found.x, found.y
+    if not isinstance(x, Tensor):
+        raise AttackError(f"{name} answers with images of the type {type(x).__name__}, not with a tensor")
+    if x.shape[1:] != task.shape or not len(x):
+        takes = ", ".join(map(str, task.shape))
+        raise AttackError(f"{name} answers with images of shape {tuple(x.shape)}, not of [N, {takes}]")
+    if not x.is_floating_point() or not bool(torch.isfinite(x).all()):
+        raise AttackError(f"{name} answers with images that are not finite floating-point numbers")
+    classes = isinstance(y, Tensor) and y.dtype == torch.int64 and are_classes(y, task.classes)
+    if y is not None and (not classes or y.shape != (len(x),)):
+        last = task.classes - 1
+        raise AttackError(f"{name} answers with labels that are not one int64 class for each image, from 0 to {last}")
 
 
 def others_explain(view: ServerView, task: Task, found: Reconstruction, explained: bool | None) -> bool:

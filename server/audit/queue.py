@@ -61,7 +61,7 @@ QUERY = "query.audit"
 ANSWERING = 60.0  # seconds beyond its own limit that a job has for its view, its scores and its client's answer
 # Flower's codes for what the SuperLink answers in a client's place (``strategies.round.replies.UNANSWERED``).
 UNSCORED = dict.fromkeys((3, 4), "the client did not answer in time") | {5: "the client cannot be reached"}
-REFUSED = "the client refused: not its round, or it has answered as often as it will"
+REFUSED = "the client refused: not its round, asked as often as it will answer, or no images of its task, or too many"
 LEFT_OUT = "the client's answer is left out"
 SHOWN = "pictures"  # the consent of a client that lets its images be seen
 SHOWN_TO_ALL = (

@@ -45,6 +45,35 @@ def test_an_attack_says_whether_it_explains_the_update_and_whether_it_was_cut() 
     assert late.cut and late.rebuilt.objective > many.rebuilt.objective
 
 
+X, Y = torch.rand(2, 1, 8, 8), torch.tensor([3, 4])
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (None, "answers with a NoneType, not with a Reconstruction"),
+        (X, "answers with a Tensor, not with"),
+        (Reconstruction(X.squeeze(1), Y, 0.1, 1), "images of shape (2, 8, 8), not of [N, 1, 8, 8]"),
+        (Reconstruction(X[:0], None, 0.1, 1), "images of shape (0, 1, 8, 8)"),
+        (Reconstruction(X.numpy(), None, 0.1, 1), "images of the type ndarray"),  # type: ignore[arg-type]
+        (Reconstruction(X * torch.nan, Y, 0.1, 1), "images that are not finite"),
+        (Reconstruction((X * 255).byte(), Y, 0.1, 1), "images that are not finite floating-point numbers"),
+        (Reconstruction(X, Y + 7, 0.1, 1), "one int64 class for each image, from 0 to 9"),
+        (Reconstruction(X, Y[:1], 0.1, 1), "one int64 class for each image"),
+        (Reconstruction(X, torch.rand(2, 10), 0.1, 1), "one int64 class for each image"),
+        (Reconstruction(X, Y, "0.1", 1), "the objective is not finite"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_answer_is_refused_before_a_client_is_asked(
+    monkeypatch: pytest.MonkeyPatch, answer: object, words: str
+) -> None:
+    own = Attack(Ig, lambda view, task, settings, generator: answer, "somebody's own")  # type: ignore[arg-type,return-value]
+    monkeypatch.setitem(ATTACKS, "own", own)
+    with pytest.raises(AttackError) as caught:
+        attempt(seen(), TASK, Order("own", Ig(), stream(0, purpose="attack")), ResumeStore())
+    assert words in str(caught.value)
+
+
 def test_what_fewer_values_than_pixels_are_explained_by_is_not_an_explanation() -> None:
     """Of any attack: 40 of an update's values are matched whole by images that are not the client's."""
     view = seen()
