@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prunella.attacks.score.level import Level, Line, level, value
+from prunella.attacks.score.level import FOUND, Level, Line, level, value
 from prunella.server.report.evidence import (
     CONTROLS,
     Weakness,
@@ -205,13 +205,20 @@ def _controls(audits: Sequence[Line], state: RunState) -> list[str]:
         return found
     worst = worst_first(defended, audits)[0]
     shown = judged(worst, audits)
+    # Where no control was rebuilt, nothing before this sentence has named the images or the attack.
+    images, it = (
+        ("the same images", "it") if rebuilt else ("public images, sent as a client sends its own,", "the attack")
+    )
     words: dict[Level, str] = {
-        "rebuilt": "does not stop it",
-        "traces": "weakens it and still lets something through",
-        "baseline": "brings it down to the level of another image",
+        "rebuilt": f"does not stop {it}",
+        "traces": f"weakens {it} and still lets something through",
+        "baseline": f"brings {it} down to the level of another image",
         "unknown": f"could not be judged, because {_why_unknown(worst, audits)}",
     }
-    return [*found, f"On the same images this run's defense {words[shown]} ({scores_in_words(worst, shown)})."]
+    found.append(f"On {images} this run's defense {words[shown]} ({scores_in_words(worst, shown)}).")
+    if shown in FOUND and (named := _recognised(worst.get("scores") or {})):
+        found.append(f"Of these images' reconstruction: {'; '.join(named)}.")
+    return found
 
 
 def sentences(audits: Sequence[Line], state: RunState, tone: str, damaged: int = 0) -> tuple[str, ...]:

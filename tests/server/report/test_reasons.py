@@ -123,3 +123,18 @@ def test_a_client_that_relies_on_a_failed_control_is_counted() -> None:
     assert "Of these, 1 audit found nothing and had a control that failed or is missing" in " ".join(
         sentences(audits, LEARNED, "unproven")
     )
+
+
+def test_a_defense_that_failed_names_its_images_and_what_tells_them_apart() -> None:
+    """With a failed control the sentence began "On the same images", of which none had been named, and gave a PSNR
+    that another image nearly has: what was found are originals told apart, which no reason said."""
+    seen = {"hits": 19, "images": 128, "gallery": 18, "chance": 0.055, "low": 0.08}
+    scores = NOTHING | {"psnr": {"mean": 11.4, "worst": 17.4, "random": 6.8, "other": 17.3}, "recognition": seen}
+    failed = [CONTROL_FAILED, audit("control-defended", scores), audit(scores=NOTHING)]
+    text = sentences(failed, LEARNED, "leak")
+    assert not any("the same images" in each for each in text)
+    behind = [each for each in text if each.startswith("On public images, sent as a client sends its own, this run")]
+    assert len(behind) == 1 and "the attack" in behind[0]
+    assert sum("it picks 19 of 128 originals out of 18 look-alikes" in each for each in text) == 1
+    both = sentences([CONTROL, audit("control-defended", REBUILT)], LEARNED, "leak")
+    assert any(each.startswith("On the same images this run's defense does not stop it (") for each in both)
