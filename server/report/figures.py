@@ -62,7 +62,7 @@ def run_charts(lines: Sequence[StoreLine]) -> list[Markup]:
     )
     times = [Series(said, role, points(lines, "round_stage_seconds", stage=name)) for name, said, role in stages]
     kept = [
-        Series("parameters kept", "blue", points(lines, "mask_density_ratio")),
+        Series("weights kept", "blue", points(lines, "mask_density_ratio")),
         Series("of these withheld by clients", "yellow", points(lines, "defense_rate_ratio")),
     ]
 
