@@ -137,6 +137,8 @@ def notes(audits: Sequence[Line], state: RunState, damaged: int = 0) -> tuple[st
     found += _summed(audits)
     found += [f"{plural(damaged, 'audit')} could not be read, so more is unknown."] if damaged else []
     found += [f"{capital(state.unaudited)}."] if state.unaudited and audits else []
+    if audits and (state.unfinished or state.coming):
+        found.append("The run is not complete, so audits may be missing, and any of them may show more than these.")
     found += _failures(audits) + _failed_controls(audits)
     if cut := unfinished(audits):
         found.append(f"{plural(len(cut), 'audit')} did not finish, or can show nothing: {_named(cut)}.")

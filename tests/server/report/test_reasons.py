@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -138,3 +139,14 @@ def test_a_defense_that_failed_names_its_images_and_what_tells_them_apart() -> N
     assert sum("it picks 19 of 128 originals out of 18 look-alikes" in each for each in text) == 1
     both = sentences([CONTROL, audit("control-defended", REBUILT)], LEARNED, "leak")
     assert any(each.startswith("On the same images this run's defense does not stop it (") for each in both)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"status": "stopped"}, {"status": "failed"}, {"status": "running", "coming": True}]
+)
+def test_what_was_found_in_a_part_of_a_run_says_that_audits_may_be_missing(changes: dict[str, Any]) -> None:
+    """Stopped with five of twenty audits to come, one of them of the last round's client, a run read "Traces found" as
+    one that had ended."""
+    found = [CONTROL, DEFENDED, audit(scores=TRACES)]
+    assert any("audits may be missing" in note for note in notes(found, replace(LEARNED, **changes)))
+    assert not any("missing" in note for note in notes(found, LEARNED))
