@@ -100,6 +100,8 @@ def pictures(weight: Tensor, bias: Tensor, arrived: Tensor, noise: Tensor) -> tu
     units = torch.nonzero(arrived & (bias.abs() > _DEVIATIONS * noise / _BOX)).flatten()
     units = units[bias[units].abs().argsort(descending=True)]
     rows = weight[units] / bias[units, None]
+    if not len(rows):  # a deviation of nothing is a warning of PyTorch's
+        return rows, units
     fit = (rows >= -_BOX).all(1) & (rows <= 1 + _BOX).all(1) & (rows.std(dim=1) > _FLAT)
     return rows[fit], units[fit]
 

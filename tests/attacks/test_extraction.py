@@ -103,6 +103,11 @@ def test_flat_rows_and_rows_out_of_range_are_no_images_and_each_is_given_once() 
     assert units.tolist() == [2, 0] and grouped(rows).tolist() == [0, 0]
 
 
+def test_where_no_row_arrived_there_are_no_pictures_and_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    rows, units = pictures(torch.rand(3, 4), torch.ones(3), torch.zeros(3, dtype=torch.bool), torch.zeros(3))
+    assert rows.shape == (0, 4) and not len(units) and not len(recwarn)
+
+
 def test_the_portfolio_reads_rows_of_more_images_than_are_in_memory(crowd: Batch) -> None:
     """Seventeen and more were merged into sixteen, and nobody that reads a layer was asked."""
     truth = crowd(0, 20)
