@@ -44,6 +44,7 @@ from prunella.server.audit.attempt import Attempt, Order, attempt
 from prunella.server.audit.job import PUBLIC
 from prunella.server.audit.shadow import RunShadow, read_public, shadow_beside
 from prunella.server.report.membership import figures
+from prunella.server.report.units import plural
 from prunella.tasks.examples import Examples
 from prunella.tasks.task import Task
 
@@ -78,7 +79,7 @@ class Replay:
         return [
             f"view       {self.view.describe()}",
             f"attack     {self.attack} ({adapted}): {self.threat}",
-            f"rebuilt    {len(self.answer.x)} images{labels}{by}",
+            f"rebuilt    {plural(len(self.answer.x), 'image')}{labels}{by}",
             f"objective  {self.answer.objective:.6g} after {self.answer.iterations} iterations (lower fits better)",
             *([] if self.pictures is None else [f"pictures   {self.pictures}"]),
             *(self.scores() if find_attack(self.attack).gives == "images" else self.verdict()),

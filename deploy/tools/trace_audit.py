@@ -222,7 +222,8 @@ class TraceAudit:
             if single is None
             else f", at most about {duration(single)}{' each' if worst_case and self.stage.defended else ''}"
         )
-        yield f"{'worst case' if worst_case else '--worst-case'}: one step of one image{about}"
+        unused = ", in place of the trace: --truth is not used" if worst_case and self.sources.truth else ""
+        yield f"{'worst case' if worst_case else '--worst-case'}: one step of one image{about}{unused}"
 
     def attack_trace(self, tell: Teller) -> tuple[Replay, Trial]:
         """The attack on the trace itself, and the trial that it is for the verdict."""

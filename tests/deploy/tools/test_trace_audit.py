@@ -108,6 +108,7 @@ def test_the_control_is_trained_as_the_trace_says_and_the_verdict_is_a_report_s(
 
 def test_the_worst_case_is_one_public_image_in_place_of_the_trace(trace: Path) -> None:
     told = audited(trace, "ig.iterations=150", "ig.labels-tried=3", worst=True)
+    assert told[0].endswith("--truth is not used"), "the client was not attacked, and no word said so"
     assert [each.split()[0] for each in told[:3]] == ["estimate", "single", "pictures"]
     assert not (trace.parent / "mine-ig.png").exists()
     closing = next(each for each in told if each.startswith("verdict"))
