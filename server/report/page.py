@@ -174,8 +174,9 @@ page is served to others too. The run's report contains the pictures.{% else %}T
 <h2>Leakage by audited round</h2>
 <p class="lead">The most leaking image of each audit; higher is worse for the client. The grey band
 spans what needs no attack at all: the scores of a random image and of another image of the same data. A low score
-shows something only where the table below says &ldquo;nothing&rdquo;, and not &ldquo;not explained&rdquo;. An audit
-whose client told no numbers is not drawn: its result is in the table below.</p>
+shows something only where the table below says &ldquo;○ nothing&rdquo;, and nothing where it says &ldquo;proves
+nothing&rdquo; or &ldquo;not explained&rdquo;. An audit whose client told no numbers is not drawn: its result is in the
+table below.</p>
 <div class="charts">{% for chart in leakage_charts %}{{ chart }}{% endfor %}</div>
 </section>
 

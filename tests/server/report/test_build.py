@@ -68,6 +68,9 @@ def test_a_full_run_shows_the_question_the_answer_and_the_evidence(tmp_path: Pat
     assert found.tags.count("img") == 2 * 4 * 3 and text.count("Control, defended") == 2
     for words in ("Honest but curious.", "heuristic, no ε", "shape", "Seed 5", "2.15", "○ nothing", "● rebuilt"):
         assert words in text
+    assert "only where the table below says “○ nothing”, and nothing where it says “proves nothing”" in " ".join(
+        text.split()
+    )
 
 
 def test_a_run_of_masked_sums_says_that_its_sums_were_attacked(tmp_path: Path) -> None:
