@@ -298,13 +298,10 @@ class FoldedNorm(LayerRule):
 
 
 def sides(support: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The rows [B, O, 1] and columns [B, K, 1] that the supports [B, O, K] are made of, as zeros and ones; None if one
-    is not.
+    """Rows [B, O, 1] and columns [B, K, 1], zeros and ones, that supports [B, O, K] are made of; None if one is not.
 
-    >>> sides(torch.tensor([[[0.0, 1.0], [0.0, 0.0]]])), sides(torch.eye(2)[None])
-    ((tensor([[[1.],
-             [0.]]]), tensor([[[0.],
-             [1.]]])), None)
+    >>> [side.flatten().tolist() for side in sides(torch.tensor([[[0.0, 1.0], [0.0, 0.0]]]))], sides(torch.eye(2)[None])
+    ([[1.0, 0.0], [0.0, 1.0]], None)
     """
     rows, columns = support.amax(2, keepdim=True), support.amax(1).unsqueeze(2)
     return (rows, columns) if torch.equal(support, rows * columns.mT) else None
@@ -383,17 +380,15 @@ def _stacked(flat: Sequence[Tensor], w: Tree) -> Tree:
 
 def _supports(targets: Sequence[Target]) -> Tree | None:
     """The same of supports, [1, ...] where all are one; None where everything is compared."""
-    given = [target.support for target in targets]
-    if all(support is None for support in given):
+    if all(target.support is None for target in targets):
         return None
-    every = [torch.ones_like(t.flat) if s is None else s for s, t in zip(given, targets, strict=True)]
+    every = [torch.ones_like(target.flat) if target.support is None else target.support for target in targets]
     one = all(torch.equal(support, every[0]) for support in every)
     return _stacked(every[:1] if one else every, targets[0].params)
 
 
 def folded(network: Network, target: Tree, support: Tree | None) -> Network:
-    """The network with a gradient for each image; ``target`` and ``support`` have [B, ...] or [1, ...] of every
-    parameter."""
+    """The network with a gradient for each image; ``target`` and ``support``: [B, ...] or [1, ...] of a parameter."""
 
     def fold(layer: LayerRule | None) -> LayerRule | None:
         if isinstance(layer, Convolution):
