@@ -78,7 +78,7 @@ def tiles(run: StoreLine, lines: Sequence[StoreLine], state: RunState, answer: R
     kept = last(lines, "mask_density_ratio")
     return [
         _accuracy_tile(state, lines),
-        _tile("Density", percent(kept), "of the weights that can be pruned",
+        _tile("Density", percent(kept), "of the prunable weights",
               f"{parameters:,} parameters in all" if parameters else ""),
         _leakage_tile(answer),
         _promise_tile(state),

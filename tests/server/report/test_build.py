@@ -63,7 +63,7 @@ def test_a_full_run_shows_the_question_the_answer_and_the_evidence(tmp_path: Pat
     assert (
         "75.0\u202f% less than dense (8\u202fkB)" in text
         and "80.0\u202f%" in text
-        and "of the weights that can be pruned 1,234 parameters" in text
+        and "of the prunable weights 1,234 parameters" in text
     )
     assert found.tags.count("img") == 2 * 4 * 3 and text.count("Control, defended") == 2
     for words in ("Honest but curious.", "heuristic, no ε", "shape", "Seed 5", "2.15", "○ nothing", "● rebuilt"):
