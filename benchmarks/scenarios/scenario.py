@@ -5,6 +5,7 @@ sees it that knows the model, the chain of defenses and its settings, and has pu
 images are attacked. A change of any setting is another scenario: raise ``version``, and its numbers are measured again.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -92,8 +93,8 @@ SCENARIOS: Mapping[str, Scenario] = {
 
 
 def full(scenario: Scenario) -> Scenario:
-    """At full size: twenty images of a seed, one update at least, and ten times the attacker's passes."""
-    return replace(scenario, updates=max(1, 20 // scenario.images), passes=10 * scenario.passes)
+    """At full size: as many updates as have twenty images of a seed, and ten times the attacker's passes."""
+    return replace(scenario, updates=math.ceil(20 / scenario.images), passes=10 * scenario.passes)
 
 
 def of(settings: Mapping[str, Any]) -> Scenario:

@@ -22,7 +22,7 @@ def test_twelve_defenses_meet_every_scenario_and_every_cost_is_measured() -> Non
     cells = EXPERIMENT.sweeps["small"].cells
     assert len(bench.CHAINS) >= 13 and len(EXPERIMENT.sweeps["small"].seeds) == 5
     assert len(cells) == len(bench.CHAINS) * (len(bench.NAMED) + len(bench.FEDERATIONS))
-    assert len(bench.NAMED) == 8
+    assert len(bench.NAMED) == 9
     for chain in bench.CHAINS:
         build_chain(chain.split(","), {})
 
@@ -67,7 +67,9 @@ def test_at_full_size_the_same_chains_meet_twenty_images_of_a_seed_and_an_attack
         if few["scenario"] == bench.COST:
             assert many["rounds"] == 5 * few["rounds"] >= 75
             continue
-        assert of(many).updates * of(many).images == 20 and of(many).passes == 10 * of(few).passes
+        assert (
+            20 <= of(many).updates * of(many).images < 20 + of(many).images and of(many).passes == 10 * of(few).passes
+        )
 
 
 def test_a_federation_has_no_attack_that_could_fail() -> None:
