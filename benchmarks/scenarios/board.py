@@ -106,7 +106,7 @@ def board(
         f"""{name} | Prunella | {where} | what the strongest attacks rebuild behind every defense, and its price
         small: Untrained or shortly trained models{size}, so that attacks are at their
         strongest; intervals are over seeds and images, and images of one update are not independent.
-        paper: Twenty images for a seed or more, ten times the attacker's passes, and federations of five times the rounds.
+        paper: Twenty images for a seed or more, ten times the attacker's passes, federations of five times the rounds.
         * {words}
         * An update that an attack gives no answer for counts as the mean images of its classes.
         {pruned if "pruned-0.8" in there else ""}
