@@ -192,7 +192,7 @@ def learned(task: Task, like: ServerView, batch: Examples | None, public: Exampl
 
 def _names(given: str | Sequence[str]) -> tuple[str, ...]:
     listed = given.split(",") if isinstance(given, str) else given
-    return tuple(name.strip() for name in listed if name.strip()) or ("none",)
+    return tuple(name.strip() for name in listed if name.strip())
 
 
 def _raw(settings: Mapping[str, Any], defenses: Sequence[str], attacks: Sequence[str]) -> dict[str, Any]:
@@ -246,7 +246,10 @@ def audit(
     x, y = _tensors(batch, "batch")
     task = own_task(model, tuple(x.shape[1:]), classes, normalize)
     own, (others, whose) = _checked((x, y), task, "batch"), _public(public, task)
-    names, wanted, where = _names(defenses), [judging(name) for name in _names(attacks)], pick_device(device)
+    names, wanted = _names(defenses) or ("none",), [judging(name) for name in _names(attacks)]
+    if not wanted:
+        raise ConfigError(f"attacks={attacks!r} names none: leave it out, which is {DEFAULT_ATTACK}")
+    where = pick_device(device)
     raw = _raw(settings or {}, names, wanted)
     size = min(len(own) if batch_size is None else batch_size, len(own))
     like = _like(task, steps, size, len(own), (learning_rate, momentum, weight_decay)).on(where)

@@ -151,6 +151,7 @@ def test_mistakes_name_their_fix(model: nn.Sequential) -> None:
         ({"batch": (X, Y), "steps": 0}, "steps=0 is not above 0"),
         ({"batch": (X, Y), "learning_rate": float("nan")}, "learning_rate=nan is not above 0"),
         ({"batch": (X, Y), "attacks": "label"}, "cannot judge"),
+        ({"batch": (X, Y), "attacks": []}, r"attacks=\[\] names none: leave it out, which is portfolio"),
         ({"batch": (X, Y), "defenses": "dpg"}, "did you mean 'dgp'"),
         ({"batch": (X, Y), "defenses": "dgp", "settings": {"dgp.tops": 0.1}}, "did you mean 'dgp.top'"),
         ({"batch": (X, Y), "settings": {"dgp.top": 0.1}}, "unknown setting"),
