@@ -195,6 +195,12 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(name.strip() for name in listed if name.strip())
 
 
+def _judging(attacks: str | Sequence[str]) -> list[str]:
+    if not (names := _names(attacks)):
+        raise ConfigError(f"attacks={attacks!r} names none: leave it out, which is {DEFAULT_ATTACK}")
+    return [judging(name) for name in names]
+
+
 def _raw(settings: Mapping[str, Any], defenses: Sequence[str], attacks: Sequence[str]) -> dict[str, Any]:
     """Dotted settings of the named defenses and attacks. Raises ``ConfigError`` for any other."""
     sections = {name: find_defense(name).settings for name in defenses}
@@ -246,10 +252,7 @@ def audit(
     x, y = _tensors(batch, "batch")
     task = own_task(model, tuple(x.shape[1:]), classes, normalize)
     own, (others, whose) = _checked((x, y), task, "batch"), _public(public, task)
-    names, wanted = _names(defenses) or ("none",), [judging(name) for name in _names(attacks)]
-    if not wanted:
-        raise ConfigError(f"attacks={attacks!r} names none: leave it out, which is {DEFAULT_ATTACK}")
-    where = pick_device(device)
+    names, wanted, where = _names(defenses) or ("none",), _judging(attacks), pick_device(device)
     raw = _raw(settings or {}, names, wanted)
     size = min(len(own) if batch_size is None else batch_size, len(own))
     like = _like(task, steps, size, len(own), (learning_rate, momentum, weight_decay)).on(where)
