@@ -259,6 +259,22 @@ def write(result: Measured, out: Path) -> list[Path]:
     for path in (svg, png):
         own.draw(result.points, path) if own else draw(result.claim, result.points, path)
     write_atomically(markdown, lambda p: p.write_text(page(result, svg.name), encoding="utf-8"), 0o644)
-    text = json.dumps(as_json(result), indent=1)
-    write_atomically(data, lambda p: p.write_text(text + "\n", encoding="utf-8"), 0o644)
+    write_atomically(data, lambda p: p.write_text(in_lines(as_json(result)), encoding="utf-8"), 0o644)
     return paths
+
+
+def in_lines(record: dict[str, Any]) -> str:
+    """The JSON of a record, with a line for every entry of its lists: a number a line is half of a large file.
+
+    >>> print(in_lines({"claim": "P1", "seeds": [0, 1]}), end="")
+    {
+    "claim": "P1",
+    "seeds": [
+    0,
+    1
+    ]
+    }
+    """
+    lines = {k: "[\n" + ",\n".join(map(json.dumps, v)) + "\n]" if isinstance(v, list) and v else json.dumps(v)
+             for k, v in record.items()}  # fmt: skip
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {value}" for key, value in lines.items()) + "\n}\n"
