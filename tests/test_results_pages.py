@@ -21,7 +21,8 @@ BOUNDS = {"epsilon"}  # each number is a bound at 95 % over 20 000 trials, not a
 
 
 def kept(name: str) -> dict[str, Any]:
-    return json.loads((RESULTS / f"{name}.json").read_text())
+    path = RESULTS / f"{name}.json"  # one that has a seed lies beside the folder
+    return json.loads((path if path.exists() else RESULTS.parent / path.name).read_text())
 
 
 def points(name: str) -> list[Point]:
@@ -103,16 +104,10 @@ def typed(page: Path) -> Iterator[Typed]:
 TYPED = [table for page in sorted(RESULTS.parent.glob("*.md")) for table in typed(page)]
 
 
-def stored(claim: str) -> list[Any]:
-    path = RESULTS / f"{claim}.json"
-    points: list[Any] = json.loads((path if path.exists() else RESULTS.parent / path.name).read_text())["points"]
-    return points
-
-
 def missed(table: Typed) -> list[tuple[str, str, str]]:
     """Numbers that are neither mean nor deviation of the points whose label has most in common with row and heading,
     as they are or in percent; intervals are left out."""
-    found, points = [], stored(table.claim)
+    found, points = [], kept(table.claim)["points"]
     for row in table.rows:
         for heading, cell in zip(table.headings[1:], row[1:], strict=True):
             if word(heading) in OTHERS:
