@@ -20,7 +20,7 @@ added: the error of a plain attack that does not know that pixels lie in [0, 1].
 
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,14 +146,14 @@ class Noise:
         return noisy
 
 
-class Wiener:
-    """The linear estimate as ``attacks.inverter`` corrects it."""
+class Cleaned:
+    """A linear estimate of images [N, C, H, W] as ``attacks.inverter`` corrects it; ``noisy`` are its lessons."""
 
-    def __init__(self, noise: Noise, noisy: Tensor) -> None:
-        self.noise, self.unseen, self.shape = noise, noise.cleaned(noisy), noisy.shape[1:]
+    def __init__(self, clean: Callable[[Tensor], Tensor], noisy: Tensor) -> None:
+        self.clean, self.unseen, self.shape = clean, clean(noisy), noisy.shape[1:]
 
     def __call__(self, flat: Sequence[Tensor], /) -> Tensor:
-        return self.noise.cleaned(flat[0].reshape(-1, *self.shape))
+        return self.clean(flat[0].reshape(-1, *self.shape))
 
 
 def maps_of(noisy: Tensor) -> Tensor:
@@ -161,13 +161,15 @@ def maps_of(noisy: Tensor) -> Tensor:
     return pixel_unshuffle(noisy, 2)[..., None]
 
 
-def learnt(pictures: Tensor, noise: Noise, public: Tensor, generator: Generator) -> Tensor:
-    """Estimates for noisy pictures [N, C, H, W] by a network that learnt from public images."""
-    noisy = noise.added(public, generator)
+def learnt(
+    pictures: Tensor, clean: Callable[[Tensor], Tensor], public: Tensor, noisy: Tensor, generator: Generator
+) -> Tensor:
+    """Estimates for noisy pictures [N, C, H, W] by a network that corrects those of ``clean``, which is linear; it
+    learnt from public images [M, C, H, W] and what noise made of them."""
     maps = maps_of(noisy)
     lessons = Lessons(maps.bfloat16(), [noisy.flatten(1)], public, torch.arange(len(public)))
     grid = (maps.shape[1], maps.shape[2], maps.shape[3])
-    back = Learnt(lessons, grid, LEARNING, generator, Clock(LEARNING.seconds), Wiener(noise, noisy))
+    back = Learnt(lessons, grid, LEARNING, generator, Clock(LEARNING.seconds), Cleaned(clean, noisy))
     return back(maps_of(pictures).bfloat16(), [pictures.flatten(1)])
 
 
@@ -199,8 +201,8 @@ def denoised(settings: Settings, seed: int, data: Path | None) -> Found:
         mean, signal = known(settings["dataset"], seed, data)
         noise = Noise(mean, signal, noise_of(one.state[name], signal))
         answers[DENOISED] = noise.cleaned(pictures)
-        public = public_images(settings["dataset"], seed, data)
-        answers[LEARNT] = learnt(pictures, noise, public, stream(seed, purpose="claim-denoiser"))
+        public, draw = public_images(settings["dataset"], seed, data), stream(seed, purpose="claim-denoiser")
+        answers[LEARNT] = learnt(pictures, noise.cleaned, public, noise.added(public, draw), draw)
     return {
         series: each(
             [{**scored(x[None], own, number), "noise": added[number]} for number, x in enumerate(into_box(answer))]

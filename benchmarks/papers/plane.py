@@ -1,25 +1,26 @@
 """The utility-privacy plane of C4: accuracy, membership inference and inversion of one defended federation.
 
 The federation is a cell of ``tradeoff``; every client has few ``examples``, so that there is something to learn by
-heart. ``auc`` is members' scores over outsiders' in the channel paper's white-box membership inference
-(``attacks.mia``) on the weights training ended with, 0.5 for nothing. The attacker knows ``KNOWN`` of the members and
-as many outsiders, and is asked about all other members and ``OUTSIDERS`` test images.
+heart; with many there is nothing (``members`` False). ``auc`` is members' scores over outsiders' in the channel paper's
+white-box membership inference (``attacks.mia``) on the weights training ended with, 0.5 for nothing. The attacker knows
+``KNOWN`` of the members and as many outsiders, and is asked about all other members and ``OUTSIDERS`` test images.
 
 Few examples have a covariance of low rank, and kappa nats of an image among 64 of them take hardly any noise. So kappa
 is of the population (``of_population``): the noise is what lets kappa nats of an image through whose covariance is that
 of ``PUBLIC`` other images of all clients, and the clients are given the kappa that makes it of client 0's own examples.
 It is as large as the population's; White's keeps to the directions of a client's own examples, in which they differ.
 
-Inversion is of one step at batch 1 on client 0's images after the last round, three ways, with known labels:
+Inversion is of one step at batch 1 on client 0's images after the last round, four ways, with known labels:
 
 plain      IG
 denoised   behind a channel: IG's picture through the linear filter (``attacks.denoise``) that public images teach, with
            noise on them as ``channel_denoised`` has the server know it, and cut to [0, 1] as pictures are
+learnt     that filter's picture, corrected by the network of ``attacks.inverter``, which learns from other such images
 mean       the public images' mean of the class, which needs no update
 
 ``strongest`` is the one with the least error over the cell's images, as whoever plays this on images of their own finds
 out beforehand. Scores are kept for every image. The positive control is no defense: IG must rebuild the images to
-``PSNR_FLOOR`` in the mean, and membership inference reach an area of ``TELLS``.
+``PSNR_FLOOR`` in the mean, and membership inference, where it is asked for (``members``), reach an area of ``TELLS``.
 """
 
 import functools
@@ -28,7 +29,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from prunella.attacks.denoise import Filter, learnt_filter, moments, principal
+from prunella.attacks.denoise import learnt_filter, moments, principal
 from prunella.attacks.engine.image_priors import into_box
 from prunella.attacks.mia import AttackedModel, Mia, infer
 from prunella.attacks.score.control import PSNR_FLOOR
@@ -37,7 +38,7 @@ from prunella.attacks.score.membership import compare
 from prunella.benchmarks.engine.claim import Found, Measure, Settings, each
 from prunella.benchmarks.engine.images import class_means, client_images, every_test_image, task_of
 from prunella.benchmarks.engine.views import NONE, received_of
-from prunella.benchmarks.papers.channel_denoised import Noise, noise_of
+from prunella.benchmarks.papers.channel_denoised import Noise, learnt, noise_of
 from prunella.benchmarks.papers.channel_inversion import CHANNELS
 from prunella.benchmarks.papers.tradeoff import ALPHA, CONTROL, AfterTraining, answers, examples_of, federation
 from prunella.core.randomness import stream
@@ -97,23 +98,32 @@ def of_population(settings: Settings, seed: int, data: Path | None) -> Settings:
     return {**settings, "options": {**settings["options"], key: kappa}}
 
 
-def denoiser(public: Tensor, fitted: State, generator: torch.Generator) -> Filter:
-    """The filter for pictures [N, d] in [0, 1] behind a channel, from public images [M, C, H, W]."""
-    clean, others = public[:PLAYED], public[PLAYED:]
+def cleaned(pictures: Tensor, public: Tensor, fitted: State, generator: torch.Generator) -> dict[str, Tensor]:
+    """What a filter and a network make of pictures [N, C, H, W] in [0, 1] behind a channel, which both learn from
+    public images [M, C, H, W]."""
+    played, others = public[:PLAYED], public[PLAYED:]
     mean, signal = moments(others)
-    noisy = Noise(mean, signal, noise_of(fitted, signal)).added(clean, generator)
-    return learnt_filter(*principal(others.flatten(1)), clean.flatten(1), into_box(noisy.flatten(1)))
+    noise = Noise(mean, signal, noise_of(fitted, signal))
+    noisy = into_box(noise.added(played, generator))
+    clean = learnt_filter(*principal(others.flatten(1)), played.flatten(1), noisy.flatten(1))
+
+    def filtered(x: Tensor) -> Tensor:
+        return clean(x.flatten(1)).reshape(x.shape)
+
+    better = learnt(pictures, filtered, others, into_box(noise.added(others, generator)), generator)
+    return {"denoised": into_box(filtered(pictures)), "learnt": into_box(better)}
 
 
 def inverted(settings: Settings, seed: int, data: Path | None, trained: AfterTraining) -> dict[str, float]:
-    """Errors of the three attacks and of the strongest."""
+    """Errors of the attacks and of the strongest."""
     public = public_of(settings, seed, data)
     means = class_means(public, task_of(settings, data).classes)
     found = [(truth, given[PLAIN].x) for truth, given in answers(settings, seed, data, trained, {PLAIN: "ig"})]
     pictures = {PLAIN: [x for _, x in found], "mean": [means[truth.y] for truth, _ in found]}
     if (name := settings["defenses"]) in CHANNELS:
-        clean = denoiser(public.x, trained.state[name], stream(seed, purpose="claim-denoise"))
-        pictures["denoised"] = [into_box(clean(x.flatten(1))).reshape(x.shape) for _, x in found]
+        noisy, draw = torch.cat(pictures[PLAIN]), stream(seed, purpose="claim-denoise")
+        answers_of = cleaned(noisy, public.x, trained.state[name], draw)
+        pictures |= {way: list(torch.split(rebuilt, 1)) for way, rebuilt in answers_of.items()}
     scores: dict[str, dict[str, float]] = {}
     for name, rebuilt in pictures.items():
         rows = [score(Reconstruction(x, t.y, 0.0, 1), t) for x, (t, _) in zip(rebuilt, found, strict=True)]
@@ -138,16 +148,18 @@ def split(settings: Settings, seed: int, data: Path | None) -> tuple[PrivateBatc
 
 
 def membership(settings: Settings, seed: int, data: Path | None) -> Found:
-    """A cell of C4, as one series: ``arm``."""
+    """A cell, as one series: ``arm``."""
     told = of_population(settings, seed, data) if settings["population"] else settings
     trained = federation(told, seed, data)
+    own = {"accuracy": trained.accuracy, **inverted(told, seed, data, trained)}
+    if not settings.get("members", True):
+        return {settings["arm"]: own}
     received = received_of(trained.saved)
     model = AttackedModel(task_of(settings, data), received.params, received.buffers)
     members, outsiders, candidates, inside = split(settings, seed, data)
     scores = infer(model, members, outsiders, candidates, Mia(), stream(seed, purpose="claim-membership"))
     auc = compare(scores[:inside], scores[inside:]).auc
-    own = inverted(told, seed, data, trained)
-    return {settings["arm"]: {"accuracy": trained.accuracy, "auc": auc, **own}}
+    return {settings["arm"]: {**own, "auc": auc}}
 
 
 MEMBERSHIP = Measure(
@@ -155,5 +167,5 @@ MEMBERSHIP = Measure(
     membership,
     control={**CONTROL, "arm": NONE, "strength": NONE},
     least={"psnr_plain": PSNR_FLOOR, "auc": TELLS},
-    version=2,
+    version=3,
 )

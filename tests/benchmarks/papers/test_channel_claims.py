@@ -1,5 +1,7 @@
 """What the channel paper claims: cells, the plane as the paper computes it, and verdicts on made-up measurements."""
 
+import dataclasses
+
 import pytest
 
 from prunella.benchmarks.engine.claim import Point
@@ -9,6 +11,7 @@ from prunella.benchmarks.papers.channel_claims import (
     C4,
     CAPACITIES,
     KAPPAS,
+    MATCHED,
     NATURAL,
     PLANE_CELLS,
     PRIVATE,
@@ -18,6 +21,7 @@ from prunella.benchmarks.papers.channel_claims import (
     judge_batch,
     judge_eigenvalue,
     judge_kappa,
+    judge_many,
     judge_plane,
     judge_rounds,
     judge_time,
@@ -81,6 +85,22 @@ def test_c4_asks_natural_for_accuracy_and_gdc_and_each_side_for_its_strength(
 ) -> None:
     verdict = judge_plane(plane(accuracy, mse, auc))
     assert verdict.word == word and "without denoising, not judged" in verdict.reason
+
+
+@pytest.mark.parametrize(("accuracy", "mse", "word"), [(0.8, 1.0, HOLDS), (0.4, 1.0, NOT), (0.8, 0.02, NOT)])
+def test_matched_asks_natural_for_accuracy_and_for_hidden_images(accuracy: float, mse: float, word: str) -> None:
+    """And never for membership, which is not inferred there."""
+    points = [
+        dataclasses.replace(point, values={key: of for key, of in point.values.items() if key != "auc"})
+        for point in plane(accuracy, mse, 0.0)
+    ]
+    assert judge_many(points).word == word and "GDC" not in judge_many(points).reason
+
+
+def test_matched_is_c4_on_clients_with_more_images_than_pixels() -> None:
+    (few, many) = (claim.experiment.sweeps["small"].cells for claim in (C4, MATCHED))
+    changed = {"examples": 5000, "population": False, "members": False}
+    assert [{**cell, **changed} for cell in few] == list(many)
 
 
 def test_c4_stands_a_channel_beside_dp_of_the_same_printed_nats() -> None:

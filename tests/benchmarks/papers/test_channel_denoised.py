@@ -101,7 +101,8 @@ def test_a_network_learns_what_no_linear_estimate_knows_and_no_more() -> None:
         mean, signal = moments(public)
         noise = Noise(mean, signal, torch.eye(64, dtype=torch.float64))
         noisy = noise.added(private, stream(0, purpose="noise"))
-        answers = noise.cleaned(noisy), learnt(noisy, noise, public, stream(0, purpose="learn"))
+        draw = stream(0, purpose="learn")
+        answers = noise.cleaned(noisy), learnt(noisy, noise.cleaned, public, noise.added(public, draw), draw)
         error[kind] = [float((answer - private).square().mean()) for answer in answers]
     assert error["squares"][1] < 0.6 * error["squares"][0] < 0.04
     assert error["gaussian"][1] == pytest.approx(error["gaussian"][0], rel=0.3)

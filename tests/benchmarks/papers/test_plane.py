@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from prunella.attacks.engine.image_priors import into_box
+from prunella.benchmarks.engine.images import every_test_image
 from prunella.benchmarks.papers import plane
 from prunella.benchmarks.papers.channel_claims import PLANE_CELLS
 from prunella.benchmarks.papers.plane import CHANNELS, MEMBERSHIP, NATURAL, PERSONALIZED, WHITE
@@ -80,21 +81,28 @@ def test_public_images_are_nobodys() -> None:
     assert len(public) > 500 and float(torch.cdist(trained, public).min()) > 0
 
 
-def test_the_denoiser_takes_noise_away() -> None:
-    public = plane.public_of(NOISY, 0, None).x
-    public = torch.cat([public, public])[: plane.PLAYED + 300]
-    truth = public[:50].flatten(1)
+def test_the_filter_takes_noise_away_and_the_network_more() -> None:
+    images = every_test_image("digits", None).x
+    truth, public = images[:100], images[100:][: plane.PLAYED + 300]
+    public = torch.cat([public, plane.public_of(NOISY, 0, None).x])
     noisy = into_box(truth + 0.3 * torch.randn(truth.shape, generator=torch.Generator().manual_seed(1)))
     fitted = {"channel": {"variance": torch.tensor(0.09)}}
-    clean = into_box(plane.denoiser(public, fitted, torch.Generator().manual_seed(0))(noisy))
-    assert float((clean - truth).square().mean()) < 0.8 * float((noisy - truth).square().mean())
+    answers = plane.cleaned(noisy, public, fitted, torch.Generator().manual_seed(0))
+    errors = [float((answer - truth).square().mean()) for answer in (noisy, answers["denoised"], answers["learnt"])]
+    assert errors[1] < 0.8 * errors[0] and errors[2] < errors[1]
 
 
 @pytest.mark.parametrize("name", CHANNELS)
-def test_a_channels_cell_has_all_three_attacks_and_every_image(name: str) -> None:
+def test_a_channels_cell_has_all_attacks_and_every_image(name: str) -> None:
     found = plane.membership({**behind(name), "images": 2}, 0, None)[name]
-    best = min(found[f"mse_{name}"] for name in ("plain", "denoised", "mean"))
+    best = min(found[f"mse_{name}"] for name in ("plain", "denoised", "learnt", "mean"))
     assert found["mse_strongest"] == best == (found["mse_strongest.0"] + found["mse_strongest.1"]) / 2
+
+
+def test_where_membership_is_not_asked_for_there_is_none_and_the_control_needs_none() -> None:
+    found = plane.membership({**FEW, "members": False}, 0, None)
+    assert "auc" not in found["dp-sgd"] and found["dp-sgd"]["accuracy"] > 0
+    assert MEMBERSHIP.works({"none": {"psnr_plain": 30.0}}) and not MEMBERSHIP.works({"none": {"psnr_plain": 10.0}})
 
 
 def test_the_control_is_the_cell_without_a_defense_and_needs_both_attacks() -> None:
