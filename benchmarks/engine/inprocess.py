@@ -49,7 +49,7 @@ from prunella.wire.records import from_dense
 Tamper = Callable[[Message], Message | None]
 Look = Callable[[Federation, Tree, Tree], object]
 FIRST_NODE = 100
-RUN = ("model", "rounds", "local_steps", "batch_size", "learning_rate")
+RUN = ("model", "rounds", "local_steps", "batch_size", "learning_rate", "learning_rate_horizon")
 FEDAVG = {"strategy": "fedavg", "partition": "dirichlet", "values": "float32", "audit_every": 0}
 
 
@@ -231,13 +231,14 @@ def carry_out(federation: Federation, grid: Grid, look: Look | None = None) -> N
 def ran(settings: Mapping[str, Any], seed: int, data: Path | None, /, **own: Any) -> Iterator[Federation]:
     """The federation of a cell, after its last round; its folder is there as long as the context.
 
-    The cell has ``clients``, ``dataset`` and what ``RUN`` names, where that is not the app's; ``own`` is the rest, as
-    ``run_in_process`` takes it.
+    The cell has ``clients``, ``dataset`` and what ``RUN`` names, where that is not the app's, and may say on how many
+    images the model is ``tested``; ``own`` is the rest, as ``run_in_process`` takes it.
     """
-    run: dict[str, Any] = {"partition": "dirichlet", "audit_every": 0, "tested": TESTED, "seed": seed}
+    run: dict[str, Any] = {"partition": "dirichlet", "audit_every": 0, "seed": seed}
     run |= {
         "device": str(device()),
         "dataset": place(settings["dataset"], data),
+        "tested": settings.get("tested", TESTED),
         **{key: settings[key] for key in RUN if key in settings},
     }
     with tempfile.TemporaryDirectory() as folder:

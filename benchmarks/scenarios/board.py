@@ -45,11 +45,17 @@ MORE = (
 SOME = (NONE, "top-k", "gaussian", "priprune", "channel-natural", "dp-sgd", "dgp,mask-hiding")
 NAMED = tuple(name for name, one in SCENARIOS.items() if one.model not in LARGER)
 SEEDS = (0, 1, 2, 3, 4)
+EVERY = 10_000  # test images of either dataset
 FULL_ROUNDS = 5  # times the rounds of a federation, at full size
-FEDERATIONS: Mapping[str, Settings] = {  # long enough that a point of accuracy is no chance
-    "mnist": training("cnn", rounds=20, local_steps=10, learning_rate=recommended_rate("mnist")),
-    "cifar10": training("cnn", rounds=15, local_steps=20, learning_rate=recommended_rate("cifar10")),
-}
+LENGTHS = {"mnist": (20, 10), "cifar10": (15, 20)}  # rounds and local steps of a federation
+
+
+def federation(dataset: str, longer: int = 1) -> Settings:
+    """The settings of a dataset's federation. What one round's accuracy says by chance is kept small, so that points
+    are the chain's: the learning rate falls to zero, and the model is tested on all images."""
+    rounds, steps = longer * LENGTHS[dataset][0], LENGTHS[dataset][1]
+    own = {"learning_rate": recommended_rate(dataset), "learning_rate_horizon": rounds, "tested": EVERY}
+    return training("cnn", rounds=rounds, local_steps=steps, **own)
 
 
 def make(settings: Settings, seed: int, data: Path | None) -> Found:
@@ -72,9 +78,9 @@ def cells(
         scenario = SCENARIOS[name] if size == "small" else full(SCENARIOS[name])
         about = {**scenario.settings(name), "raw": {}, "attack": attack}
         found += [{**about, "defenses": chain} for chain in every]
-    for dataset, run in FEDERATIONS.items() if costs else ():
-        about = {"scenario": COST, "draws": "board", "attack": STRONG}
-        about |= {"rounds": FULL_ROUNDS * run["rounds"]} if size == "paper" else {}
+    about = {"scenario": COST, "draws": "board", "attack": STRONG}
+    for dataset in LENGTHS if costs else ():
+        run = federation(dataset, FULL_ROUNDS if size == "paper" else 1)
         found += [{**behind(run, dataset, chain), **about} for chain in every]
     return tuple(found)
 

@@ -21,7 +21,7 @@ EXPERIMENT = bench.BOARD.experiment
 def test_twelve_defenses_meet_every_scenario_and_every_cost_is_measured() -> None:
     cells = EXPERIMENT.sweeps["small"].cells
     assert len(bench.CHAINS) >= 13 and len(EXPERIMENT.sweeps["small"].seeds) == 5
-    assert len(cells) == len(bench.CHAINS) * (len(bench.NAMED) + len(bench.FEDERATIONS))
+    assert len(cells) == len(bench.CHAINS) * (len(bench.NAMED) + len(bench.LENGTHS))
     assert len(bench.NAMED) == 9
     for chain in bench.CHAINS:
         build_chain(chain.split(","), {})
@@ -66,6 +66,7 @@ def test_at_full_size_the_same_chains_meet_twenty_images_of_a_seed_and_an_attack
         assert few != many
         if few["scenario"] == bench.COST:
             assert many["rounds"] == 5 * few["rounds"] >= 75
+            assert all(one["learning_rate_horizon"] == one["rounds"] and one["tested"] >= 10_000 for one in (few, many))
             continue
         assert (
             20 <= of(many).updates * of(many).images < 20 + of(many).images and of(many).passes == 10 * of(few).passes
