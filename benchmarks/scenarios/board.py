@@ -12,7 +12,7 @@ has read the board. The control of a cell is the same scenario without a defense
     prunella reproduce models                           some of the chains on larger models and a vision transformer
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
