@@ -172,10 +172,10 @@ class Plot:
 
 @dataclass(frozen=True)
 class Own:
-    """What a page has in place of the table of all points, in Markdown, and of the plot."""
+    """What a page has in place of the plot and, if anything, of the table of all points, in Markdown."""
 
-    table: Callable[[Sequence[Point]], str]
     draw: Callable[[Sequence[Point], Path], None]
+    table: Callable[[Sequence[Point]], str] | None = None
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ def page(result: Measured, plot: str) -> str:
         f"![{claim.name}: measured]({plot})",
         f"Mean {_beside(result)} over {told}; published numbers in brackets."
         + other_version(result.version, experiment.measure.version),
-        experiment.own.table(result.points) if experiment.own else table(result),
+        experiment.own.table(result.points) if experiment.own and experiment.own.table else table(result),
         "## Settings",
         f"`prunella reproduce {claim.name} --size {result.size}`",
         sweep.note,

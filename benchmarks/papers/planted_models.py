@@ -185,4 +185,4 @@ _DECLARED = declared(
     judge,
     cells(),
 )
-PLANTED_TABLE: Claim = replace(_DECLARED, experiment=replace(_DECLARED.experiment, own=Own(table, draw)))
+PLANTED_TABLE: Claim = replace(_DECLARED, experiment=replace(_DECLARED.experiment, own=Own(draw, table)))

@@ -127,7 +127,7 @@ def board(
         paper=paper,
         seeds=seeds,
     )
-    return replace(claim, experiment=replace(claim.experiment, own=Own(table, draw)))
+    return replace(claim, experiment=replace(claim.experiment, own=Own(draw, table)))
 
 
 def submission(name: str) -> Claim:

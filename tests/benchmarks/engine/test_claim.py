@@ -12,6 +12,7 @@ from prunella.benchmarks.registry import CLAIMS
 NAMES = [
     f"{paper}{n}" for paper, most in (("P", 10), ("D", 7), ("C", 7), ("L", 4), ("X", 4)) for n in range(1, most + 1)
 ]
+NAMES += ["matched"]
 
 
 def test_all_claims_are_listed_with_what_was_published() -> None:

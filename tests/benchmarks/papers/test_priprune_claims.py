@@ -1,9 +1,14 @@
 """PriPrune's claims on leakage: the sweeps, and verdicts on made-up curves."""
 
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
 import pytest
 
 from prunella.benchmarks.engine.claim import Point
 from prunella.benchmarks.engine.rules import HOLDS, NOT, TREND
+from prunella.benchmarks.papers import priprune_claims
 from prunella.benchmarks.papers.priprune_claims import (
     BATCHES,
     BOUND_RATES,
@@ -15,6 +20,7 @@ from prunella.benchmarks.papers.priprune_claims import (
     axes,
     by_all,
     by_rate,
+    draw_bounds,
     judge_batch,
     judge_bound,
     judge_rate,
@@ -85,6 +91,19 @@ def test_p10_has_a_base_on_every_axis_and_asks_for_the_same_order() -> None:
     good, bad = ([point(*cell, along) for cell in cells] for along in (1.0, -1.0))
     assert {name: len(line) for name, line in axes(good).items()} == {"rate": len(BOUND_RATES), "batch": 3, "rounds": 3}
     assert judge_bound(good).word == HOLDS and judge_bound(bad).word == NOT
+
+
+def test_p10_draws_what_was_moved_over_both_bounds_and_names_every_place_once(tmp_path: Path) -> None:
+    points = [point(c["rate"], c["attacked"], c["rounds"], 1000.0) for c in by_all("small")]
+    points = [replace(p, values={**p.values, "nmi_random": (0.1,) * 3}) for p in points]
+    with patch.object(priprune_claims, "annotate", side_effect=priprune_claims.annotate) as named:
+        draw_bounds(points, tmp_path / "p10.svg")
+    assert (tmp_path / "p10.svg").stat().st_size > 10_000
+    for (panel, places), kind in zip(
+        (call.args for call in named.call_args_list), ("printed", "corrected"), strict=True
+    ):
+        assert kind in panel.get_xlabel() and len(places) == len(points)
+        assert places["rounds 32"] == [points[-1].mean(kind), points[-1].mean("nmi")]
 
 
 @pytest.mark.parametrize("swapped", [(0.1, 0.3)])
