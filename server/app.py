@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from logging import INFO, getLogger
+from logging import INFO, WARNING, getLogger
 from pathlib import Path
 
 from flwr.app import Context
@@ -18,7 +18,7 @@ from prunella.core.errors import ConfigError
 from prunella.core.untrusted import clean
 from prunella.privacy import SECTIONS as PRIVACY_SECTIONS
 from prunella.privacy.chain import build_chain, check_model
-from prunella.server.audit.canary import load_pool
+from prunella.server.audit.canary import WAY_OUT, load_pool, shortage
 from prunella.server.audit.queue import Auditor
 from prunella.server.audited import tell_verdict
 from prunella.server.exporter import Exporter
@@ -119,6 +119,8 @@ def describe(federation: Federation) -> None:
     """Record in the run store what is about to run."""
     run = federation.run
     chain = build_chain(run.defense_names, federation.raw)
+    if run.audit_every and (few := shortage(federation.auditor.pool[0], run.local_steps * run.batch_size)):
+        log(WARNING, "audits will prove nothing about a client's own update: %s; %s", few, WAY_OUT)
     federation.store.write_run(
         id=federation.folder.name,
         status="running",

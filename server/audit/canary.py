@@ -58,6 +58,9 @@ def load_pool(task: Task, test: Examples | None, seed: int, wanted: int = 0) -> 
     return in_shape(source.take(canaries), task), in_shape(source.take(rest), task)
 
 
+WAY_OUT = "have twice as many test images, or fewer local-steps or a smaller batch-size"
+
+
 def shortage(canaries: Examples, images: int, sites: int = 1) -> str:
     """Why a control of so many ``images`` cannot be made, or "" where it can."""
     whose = "this sum" if sites > 1 else "this client"
@@ -71,7 +74,7 @@ def play_canary(shadow: RunShadow, canaries: Examples, kind: str) -> Sent:
     sites = shadow.round.sites
     images = sites if single else shadow.like.images_used or sites
     if few := shortage(canaries, images, sites):
-        raise AttackError(f"{few}: have twice as many test images, or fewer local-steps or a smaller batch-size")
+        raise AttackError(f"{few}: {WAY_OUT}")
     order = torch.randperm(len(canaries), generator=stream(shadow.run.seed, round=number, purpose="canary-images"))
     shown = canaries.take(order[:images])
     return shadow.first().play(shown, 0, 1, sites) if single else shadow.play(shown, 0)

@@ -14,7 +14,7 @@ from flwr.supercore.exit.exit_handler import trigger_exit_handlers
 import prunella.client.app
 from prunella.core.config import Run, parse_run
 from prunella.core.errors import ConfigError
-from prunella.server.app import LAST_SCRAPE, LAUNCHED, app, assemble, placed, versions
+from prunella.server.app import LAST_SCRAPE, LAUNCHED, app, assemble, describe, placed, versions
 from prunella.server.exporter import Exporter
 from prunella.server.store.read import read_run
 from prunella.server.store.schema import Row, StoreError
@@ -44,6 +44,21 @@ def test_a_wrong_name_or_value_is_refused_before_anything_starts(tmp_path: Path,
     with pytest.raises(ConfigError, match=words):
         make(tmp_path, **overrides)
     assert not (tmp_path / "run" / "run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warned"),
+    [({"batch_size": 64}, True), ({"batch_size": 16}, False), ({"batch_size": 64, "audit_every": 0}, False)],
+)
+def test_a_run_that_has_too_few_public_images_for_its_controls_says_so_before_it_trains(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, overrides: Any, warned: bool
+) -> None:
+    """A client's update has up to 8 x 64 images, and of the 359 test images of the digits 179 are a control's."""
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    describe(make(tmp_path, **{"dataset": "digits", "local_steps": 8, "audit_every": 1, **overrides}))
+    logging.getLogger("flwr").removeHandler(caplog.handler)
+    told = "179 public images are too few for a control of this client's 512; have twice as many test images"
+    assert (told in caplog.text) is warned
 
 
 def test_a_run_without_a_place_gets_one_of_its_own_where_flower_keeps_everything_else(
