@@ -50,10 +50,11 @@ def asked_names(run_config: Mapping[str, object]) -> list[str]:
 
 
 def check_spelling(run_config: Mapping[str, object]) -> None:
-    """Refuse a key that is a setting of a defense but for its punctuation, or that is the budget without its section:
-    the app's other settings are its own affair, and these would not be heard of."""
+    """Refuse a key that is a setting of a defense but for its punctuation, the budget without its section, or
+    ``defenses`` in another spelling: the app's other settings are its own affair, and these would not be heard of."""
     known = {f"{section}.{kebab(f.name)}" for section, settings in SECTIONS.items() for f in fields(settings)}
     plain = {key.replace(".", "-"): key for key in known} | {"epsilon-budget": "privacy.epsilon-budget"}
+    plain |= dict.fromkeys((KIND, "defense", "defence", "defences"), KIND)
     for key in run_config:
         meant = plain.get(key.lower().replace("_", "-").replace(".", "-"))
         if meant is not None and key != meant:

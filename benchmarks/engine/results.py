@@ -15,6 +15,7 @@ from prunella.core.files import write_atomically
 
 ALL = "All of a size, what tells most per second first: prunella reproduce --size small --budget 30min"
 _LONG = 1e9  # from here on a number is written with its exponent
+DIGITS = 8  # of a stored value: as many again would double the files, and no page has them
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ def page(result: Measured, plot: str) -> str:
 
 
 def as_json(result: Measured) -> dict[str, Any]:
-    """Every number, seed by seed, with settings, verdict and machine."""
+    """Every number, seed by seed, to ``DIGITS`` digits, with settings, verdict and machine."""
     experiment = result.experiment
     sweep, metrics = experiment.sweeps[result.size], experiment.metrics
     return {
@@ -204,7 +205,7 @@ def as_json(result: Measured) -> dict[str, Any]:
                 "label": point.label,
                 "control": point.control,
                 **({"seeds": point.seeds} if point.seeds != usual else {}),
-                "values": point.values,
+                "values": {key: [float(f"{value:.{DIGITS}g}") for value in own] for key, own in point.values.items()},
                 "published": {m.key: m.published[point.label] for m in metrics if point.label in m.published},
             }
             for point, usual in zip(result.points, assumed(result.points, result.seeds, result.missing), strict=True)

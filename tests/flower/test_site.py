@@ -94,6 +94,8 @@ def test_under_an_epsilon_no_metric_leaves(tmp_path) -> None:
         ("privacy.epsilon_budget", "privacy.epsilon-budget"),
         ("dp_sgd.clip", "dp-sgd.clip"),
         ("Privacy.Epsilon_Budget", "privacy.epsilon-budget"),
+        ("defense", "defenses"),
+        ("Defences", "defenses"),
         ("dgp-top", "dgp.top"),
     ],
 )
