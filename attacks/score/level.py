@@ -11,7 +11,7 @@ rebuilt    if its worst image is a *copy* (``COPY``, and of its shapes), which n
            look-alikes (``recognition``) and not far worse than the mean of its class.
 traces     if it is nearer to the truth than to other images, by ``MARGINS`` or by recognition, or nearly so while it
            beats the mean of its class.
-baseline   if it is neither, with every baseline known.
+baseline   if it is neither, with a PSNR, and with every baseline known.
 unknown    otherwise, and for a single image that there is no other image to compare with.
 
 The thresholds were chosen on 138 labelled reconstructions: docs/attacks.md, "What is legible".
@@ -169,5 +169,5 @@ def _shown(audit: Line) -> Level:
     if "psnr" in above or {"ssim", "nmi"} <= above or _far(audit) or recognised(audit) or _nearly(audit):
         return "traces"
     alone = _single(audit) and not (audit.get("scores") or {}).get("recognition")
-    judged = scored and not alone and all(baseline(audit, metric) is not None for metric in scored)
+    judged = "psnr" in scored and not alone and all(baseline(audit, metric) is not None for metric in scored)
     return "baseline" if judged else "unknown"

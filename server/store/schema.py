@@ -7,13 +7,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from prunella.attacks.score.level import Level
 from prunella.attacks.score.membership import LEAST, Word, resolves
 from prunella.core.errors import PrunellaError, unknown
 from prunella.core.metrics import METRICS
-from prunella.core.untrusted import MAX_COUNT
+from prunella.core.untrusted import MAX_COUNT, figure
 
 LOCAL_SETTINGS = ("run-dir", "resume", "metrics-address", "audit-cluster")  # of one place, not of the experiment
 RUN, METRIC_LINES, AUDIT_LINES = "run.json", "metrics.jsonl", "audits.jsonl"
@@ -85,6 +85,21 @@ class Membership(BaseModel):
     scores: dict[Literal["model", "local", "drop", "alignment"], MembershipScore] | None = None
 
 
+RECOGNISED = {"hits", "images", "gallery", "chance", "low"}  # of ``attacks.score.gallery.Recognition``
+MOST = 1e300  # of a score's size; no comparison with NaN holds
+
+
+def _are_numbers(scores: Mapping[str, Any]) -> bool:
+    """Whether all that is known in scores, and in what they hold, are finite numbers."""
+    for found in scores.values():
+        if isinstance(found, Mapping):
+            if not _are_numbers(found):
+                return False
+        elif found is not None and figure(found, -MOST, MOST) is None:
+            return False
+    return True
+
+
 class AuditLine(BaseModel):
     """One line of ``audits.jsonl``. ``scores`` is ``Leakage.to_dict()``. ``level`` is what the client itself reports,
     and the only result of a client that returns no numbers. ``ok`` says whether a control was rebuilt, and is
@@ -116,6 +131,16 @@ class AuditLine(BaseModel):
     reason: str | None = None
     found_by: str | None = None
     membership: Membership | None = None
+
+    @field_validator("scores")
+    @classmethod
+    def _counted(cls, scores: dict[str, Any] | None) -> dict[str, Any] | None:
+        # What is no number would be passed over, and an audit be judged by the scores that are left.
+        told = (scores or {}).get("recognition")
+        recognised = told is None or (isinstance(told, Mapping) and told.keys() >= RECOGNISED)
+        if not recognised or not _are_numbers(scores or {}):
+            raise ValueError("a score is not a finite number")
+        return scores
 
 
 def check_audit(audit: Mapping[str, Any]) -> StoreLine:

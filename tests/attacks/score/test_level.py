@@ -64,6 +64,11 @@ def test_a_single_image_without_others_is_never_called_harmless() -> None:
     assert level(audit(40.0, images=1)) == "rebuilt"
 
 
+def test_without_a_psnr_nothing_is_called_harmless() -> None:
+    others = {"ssim": {"worst": 0.3, "random": 0.1, "other": 0.3}, "nmi": {"worst": 0.3, "random": 0.1, "other": 0.3}}
+    assert level({"scores": others}) == level({"scores": others | {"psnr": None}}) == "unknown"
+
+
 def test_a_copy_is_rebuilt_whatever_is_beside_it() -> None:
     """Of an image that stands twice in a batch its twin is another image, and of a film the frame beside it."""
     twin = {"psnr": {"worst": 34.0, "random": 6.0, "other": 33.0}}

@@ -35,6 +35,33 @@ def test_an_audit_that_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
         check_audit(audit(**changes))
 
 
+NAMES = ("hits", "images", "gallery", "chance", "low")
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        {"psnr": {"worst": float("nan"), "random": 8.0, "other": 10.0}},
+        {"psnr": {"worst": float("inf")}},
+        {"psnr": {"worst": "25.0"}},
+        {"psnr": {"worst": True}},
+        {"psnr": {"worst": 10**400}},
+        {"psnr": [25.0, 10.0]},
+        {"psnr": "<b>25</b>"},
+        {"images": "many"},
+        {"recognition": dict.fromkeys(NAMES, 1) | {"low": float("nan")}},
+        {"recognition": {"hits": 1}},
+        {"recognition": 1},
+    ],
+)
+def test_a_score_that_is_no_number_is_not_passed_over(scores: dict[str, Any]) -> None:
+    """What is passed over leaves an audit to be judged by its other scores, which may show nothing."""
+    with pytest.raises(StoreError, match="scores"):
+        check_audit(audit(scores=audit()["scores"] | scores))
+    told = audit(scores=audit()["scores"] | {"recognition": dict.fromkeys(NAMES, 1.0), "label_accuracy": None})
+    assert check_audit(told)["scores"] == told["scores"]
+
+
 def test_the_refusal_does_not_repeat_the_value() -> None:
     with pytest.raises(StoreError) as caught:
         check_audit(audit(seconds="patient 4711"))

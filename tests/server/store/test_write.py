@@ -74,7 +74,7 @@ def test_a_number_that_is_not_finite_is_refused_and_nothing_is_written(tmp_path:
     store = RunStore.open(tmp_path)
     with pytest.raises(StoreError, match="not a finite number"):
         store.append_metrics(1, [Row("accuracy_ratio", 0.5), Row("loss", value)])
-    with pytest.raises(StoreError, match="not finite"):
+    with pytest.raises(StoreError, match="scores"):
         store.append_audit(audit(scores={"psnr": {"worst": value}}))
     with pytest.raises(StoreError, match="objective"):
         store.append_audit(audit(objective=value))
