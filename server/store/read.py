@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from prunella.core.metrics import LEDGER_METRICS
-from prunella.server.store.schema import AUDIT_LINES, METRIC_LINES, RUN, StoreError, StoreLine
+from prunella.core.untrusted import figure
+from prunella.server.store.schema import AUDIT_LINES, METRIC_LINES, MOST, RUN, StoreError, StoreLine
 
 FIX = "restore it, or remove the run"
 
@@ -55,8 +56,9 @@ def read_run(run_dir: Path) -> StoreLine:
 
 def _is_number(line: StoreLine) -> bool:
     """Whether a line of ``metrics.jsonl`` has the parts that its readers count on."""
-    parts: dict[str, type | tuple[type, ...]] = {"round": int, "metric": str, "labels": dict, "value": (int, float)}
-    return all(isinstance(line.get(name), kind) for name, kind in parts.items())
+    parts: dict[str, type] = {"round": int, "metric": str, "labels": dict}
+    finite = figure(line.get("value"), -MOST, MOST) is not None  # NaN is above no limit: an ε of it would look small
+    return finite and all(isinstance(line.get(name), kind) for name, kind in parts.items())
 
 
 def read_metrics(run_dir: Path) -> list[StoreLine]:

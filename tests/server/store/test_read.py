@@ -37,6 +37,15 @@ def test_a_line_that_no_run_writes_is_an_error_that_names_file_and_fix(bad: str,
         read_metrics(tmp_path)
 
 
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999", "true", '"2.5"', "null", "[1]"])
+def test_a_value_that_is_no_finite_number_is_no_line(value: str, tmp_path: Path) -> None:
+    """An ε of NaN was told as one under 0.001, an accuracy of NaN as that of a model that learned."""
+    line = f'{{"round": 1, "time": 0.5, "metric": "accuracy_ratio", "labels": {{}}, "value": {value}}}\n'
+    (tmp_path / "metrics.jsonl").write_text(line)
+    with pytest.raises(StoreError, match="line 1 is not"):
+        read_metrics(tmp_path)
+
+
 def test_damage_in_the_middle_is_an_error_that_names_the_line(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"round":1}\n{"rou\n{"round":3}\n')
