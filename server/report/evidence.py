@@ -119,8 +119,9 @@ def is_evidence(audit: Line, audits: Iterable[Line]) -> bool:
 
 
 def fitted(audit: Line) -> bool:
-    """Whether the attack explained the update it was given nearly whole. One that compares with no update did not."""
-    return audit.get("objective") is not None and bool(audit["objective"] <= FITTED)
+    """Whether the attack explained the update it was given nearly whole. One that compares with no update did not, nor
+    one whose objective is no distance, since it is below 0 by more than rounding."""
+    return audit.get("objective") is not None and bool(abs(audit["objective"]) <= FITTED)
 
 
 def unfinished(audits: Iterable[Line]) -> list[Line]:

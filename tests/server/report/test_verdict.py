@@ -75,6 +75,7 @@ def verdict(audits: list[Audit], **state: Any) -> RunVerdict:
         ([CONTROL, audit(scores={"psnr": {"worst": 9.0}})], "unproven", "cannot be judged"),
         ([*CLEAR[:-1], audit(scores=NOTHING, objective=0.6)], "unproven", "could not explain"),
         ([*CLEAR, audit("control-defended", NOTHING, objective=0.6)], "unproven", "could not explain"),
+        ([*CLEAR[:-1], audit(scores=NOTHING, objective=-5.0)], "unproven", "could not explain"),
         ([*CLEAR, audit("single-defended", NOTHING, objective=0.6)], "unproven", "could not explain"),
         (
             [CONTROL | {"objective": 0.25}, *CLEAR[1:-1], audit(scores=NOTHING, objective=0.4)],
