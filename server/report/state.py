@@ -12,6 +12,7 @@ from prunella.server.report.units import digits, percent, plural
 from prunella.server.store.schema import StoreLine
 
 STOPPED, UNFINISHED = "stopped", ("failed", "stopped")  # one that says it is running was killed, or goes on
+EARLY = "stopped before round"  # of a run that its budget ended: ``server.budget.too_few``
 LEAST_EPSILON = 1e-3  # a smaller one is told as below this: "0" would read as if nothing could be learnt
 SECURE_SUM = "secure-sum"  # strategies.secure_sum.vector.NAME, which is slow to import
 ERRORS = 3.0  # standard errors above guessing; one run in a thousand that only guesses is that good
@@ -174,6 +175,14 @@ def _loss(run: StoreLine, lines: Sequence[StoreLine]) -> float | None:
     return losses.get(scored[-1][0], math.inf if on_server else None)
 
 
+def _cut_off(run: StoreLine, lines: Sequence[StoreLine]) -> bool:
+    """Whether a run that says it is complete lacks its last rounds, which a budget did not keep it from: of a copy that
+    was cut short, audits are missing that nothing here counts."""
+    done, planned = last(lines, "round"), last(lines, "rounds")
+    short = done is not None and planned is not None and done < planned
+    return run.get("status") == "completed" and short and EARLY not in str(run.get("note") or "")
+
+
 def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[StoreLine] = ()) -> RunState:
     """The state of a run, from ``run.json``, the lines of ``metrics.jsonl`` and those of ``audits.jsonl``."""
     settings = run.get("settings", {})
@@ -182,6 +191,7 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
     clients = max((y for _, y in points(lines, "clients_available")), default=None)
     on_clients = settings.get("evaluation") == "clients"
     counted = 0 if run.get("status") == "running" else int(total(lines, "audits_total", "outcome") or 0)
+    different = {(a.get("round"), a.get("kind"), a.get("client")) for a in audits}  # one that is there twice is one
     refuted = int(max((y for _, y in points(lines, "privacy_epsilon_exceeded")), default=0.0))  # an ε that grew since
     return RunState(
         rounds=int(last(lines, "round") or 0),
@@ -193,7 +203,7 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
         clients=None if clients is None else int(clients),
         denied=max(int(denying), len(refused)),
         defended=any(name.strip() not in ("", "none") for name in str(settings.get("defenses", "")).split(",")),
-        status=STOPPED if run.get("status") == "running" else str(run.get("status", "")),
+        status=STOPPED if run.get("status") == "running" or _cut_off(run, lines) else str(run.get("status", "")),
         balance_known=not on_clients or run.get("largest_class") is not None,
         epsilon=None if refuted else present(lines, "privacy_epsilon", stat="worst"),
         mean_epsilon=present(lines, "privacy_epsilon", stat="mean"),
@@ -201,7 +211,7 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
         delta=settings.get("privacy.delta"),
         refuted=refuted,
         unaudited=str(run.get("unaudited") or ""),
-        lost=max(0, counted - len(audits)),  # a full disk, or a copy that was cut short
+        lost=max(0, counted - len(different)),  # a full disk, or a copy that was cut short
         coming=run.get("status") == "running" and bool(settings.get("audit-every")),
         left=int(last(lines, "audits_left") or 0),
         described=bool(settings),

@@ -106,3 +106,18 @@ def test_nats_are_a_bound_only_where_every_answer_came() -> None:
     (whole,), (part,) = (bounds(run_state({}, each), each) for each in (lines, lost))
     assert whole[1].startswith("at most 9 nats")
     assert part[1].startswith("9 nats or more") and "answers of 2 clients have not come" in part[1]
+
+
+def test_a_run_that_lacks_its_last_rounds_is_not_complete() -> None:
+    """A copy that was cut short lacks audits, and the lines that count them."""
+    lines = [line(5, "round", 5.0), line(5, "rounds", 100.0)]
+    run: dict[str, Any] = {"status": "completed", "settings": {"defenses": "dgp"}}
+    assert run_state(run, lines).unfinished and not run_state(run, [*lines, line(100, "round", 100.0)]).unfinished
+    early = "stopped before round 6: it would bring 1 of 2 clients past privacy.epsilon-budget = 2 (ε up to 2.100)"
+    assert not run_state(run | {"note": early}, lines).unfinished and run_state(run | {"note": "x"}, lines).unfinished
+
+
+def test_an_audit_that_is_there_twice_stands_for_no_other() -> None:
+    audits = [{"round": 5, "kind": "client", "client": client, "outcome": "scored"} for client in (1, 2, 2)]
+    counted = [line(5, "audits_total", 3.0, outcome="scored")]
+    assert [run_state({"status": "completed"}, counted, audits[:n]).lost for n in (1, 2, 3)] == [2, 1, 1]
