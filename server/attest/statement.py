@@ -41,7 +41,7 @@ from prunella.server.report.evidence import (
 from prunella.server.report.membership import membership_notes
 from prunella.server.report.series import label_values, last, present
 from prunella.server.report.state import RunState, run_state
-from prunella.server.report.units import decibels, digits, percent, plural
+from prunella.server.report.units import capital, decibels, digits, percent, plural
 from prunella.server.report.verdict import RunVerdict, verdict
 from prunella.server.store.read import read_audits, read_metrics, read_run
 from prunella.server.store.rows import ledger_rows
@@ -343,9 +343,8 @@ def _untested(found: Evidence) -> Section:
     portfolio = " The portfolio asks several of these by itself." if "portfolio" in asked else ""
     return _section(
         "What was not tested, and failures",
-        f"{state.denial[:1].upper()}{state.denial[1:]}: nothing is known of what their updates give away."
-        if state.denial
-        else "",
+        f"{capital(state.denial)}: nothing is known of what their updates give away." if state.denial else "",
+        f"{capital(state.unheard)}: nothing is known of what their updates give away." if state.unheard else "",
         *(f"Failed: {trouble(audit)}." for audit in failed),
         f"Attacks of this release that were not named: {', '.join(left)}.{portfolio}" if left else "",
         f"Servers that plant weights were not played ({', '.join(active)}); clients refuse those that they recognise."

@@ -134,6 +134,7 @@ def notes(audits: Sequence[Line], state: RunState, damaged: int = 0) -> tuple[st
             f"{capital(state.denial)}: what is rebuilt of a sum with their updates may be theirs, so nobody scores it."
         )
     found = [silent] if state.denial else []
+    found += [f"{capital(state.unheard)}: nothing is known of what their updates give away."] if state.unheard else []
     found += _summed(audits)
     found += [f"{plural(damaged, 'audit')} could not be read, so more is unknown."] if damaged else []
     found += [f"{capital(state.unaudited)}."] if state.unaudited and audits else []

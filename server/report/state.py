@@ -33,12 +33,13 @@ def has_diverged(loss: float, classes: int) -> bool:
 class RunState:
     """``None`` for what the run did not record. ``loss`` is in nats, and infinite where it was not finite;
     ``examples`` and ``largest_class`` (a share) are of the test set. ``clients`` took part, of which ``denied`` let
-    nobody score their images. ``epsilon`` is that of the client that spent most, at ``delta``; None, too, where an
-    attack showed more than that of ``refuted`` clients. ``unknown`` clients may have spent more than is known, since
-    answers of theirs did not come or their accounts began anew. ``unaudited`` says what left in rounds of a kind none
-    of which was audited, ``lost`` how many audits the run counted that are not among its lines. ``coming``: a run that
-    has not ended asks for audits, of which it waits for ``left``. Not ``described``: its settings are lost, and so
-    whether it had a defense. ``summed``: updates came as masked sums, of which all clients score the same pictures."""
+    nobody score their images; of ``unscored`` others no audit of a run that has scored ones has a result. ``epsilon``
+    is that of the client that spent most, at ``delta``; None, too, where an attack showed more than that of ``refuted``
+    clients. ``unknown`` clients may have spent more than is known, since answers of theirs did not come or their
+    accounts began anew. ``unaudited`` says what left in rounds of a kind none of which was audited, ``lost`` how many
+    audits the run counted that are not among its lines. ``coming``: a run that has not ended asks for audits, of which
+    it waits for ``left``. Not ``described``: its settings are lost, and so whether it had a defense. ``summed``:
+    updates came as masked sums, of which all clients score the same pictures."""
 
     rounds: int = 0
     accuracy: float | None = None
@@ -48,6 +49,7 @@ class RunState:
     largest_class: float | None = None
     clients: int | None = None
     denied: int = 0
+    unscored: int = 0
     defended: bool = False
     status: str = ""
     balance_known: bool = True
@@ -130,6 +132,15 @@ class RunState:
         return f"{all_of_them if self.all_denied else f'{self.denied} of {self.clients} clients'} denied audits"
 
     @property
+    def unheard(self) -> str:
+        """
+        >>> RunState(clients=4, unscored=3).unheard, RunState(clients=4, denied=1, unscored=1).unheard
+        ('no images of 3 of 4 clients were scored', 'no images of 1 more of 4 clients were scored')
+        """
+        more = " more" if self.denied else ""
+        return f"no images of {self.unscored}{more} of {self.clients} clients were scored" if self.unscored else ""
+
+    @property
     def promise(self) -> str:
         """The ε that stands beside every headline.
 
@@ -191,6 +202,8 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
     clients = max((y for _, y in points(lines, "clients_available")), default=None)
     on_clients = settings.get("evaluation") == "clients"
     counted = 0 if run.get("status") == "running" else int(total(lines, "audits_total", "outcome") or 0)
+    heard = {a["client"] for a in audits if a["outcome"] == "scored" and a.get("kind") == "client"}
+    denied = max(int(denying), len(refused))
     different = {(a.get("round"), a.get("kind"), a.get("client")) for a in audits}  # one that is there twice is one
     refuted = int(max((y for _, y in points(lines, "privacy_epsilon_exceeded")), default=0.0))  # an ε that grew since
     return RunState(
@@ -201,7 +214,8 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
         examples=run.get("test_examples"),
         largest_class=run.get("largest_class"),
         clients=None if clients is None else int(clients),
-        denied=max(int(denying), len(refused)),
+        denied=denied,
+        unscored=max(0, int(clients or 0) - denied - len(heard)) if heard else 0,
         defended=any(name.strip() not in ("", "none") for name in str(settings.get("defenses", "")).split(",")),
         status=STOPPED if run.get("status") == "running" or _cut_off(run, lines) else str(run.get("status", "")),
         balance_known=not on_clients or run.get("largest_class") is not None,

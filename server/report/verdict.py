@@ -219,7 +219,7 @@ def _with_clients(audits: Sequence[Line], state: RunState, damaged: int) -> Answ
         return _no_control({control_behind(audit, audits) for audit in clients})
     if "unknown" in levels:
         return "unproven", "Not judged", "The audit cannot be judged: scores came without their baselines."
-    text = "Not with this attack: what it rebuilt is no nearer to the clients' images than another image is."
+    text = "Not with this attack: what it rebuilt is no nearer to the audited clients' images than another image is."
     return _gaps(audits, state, damaged) or _doubts(audits, state) or ("clear", "Nothing rebuilt", text)
 
 

@@ -57,7 +57,7 @@ class Known:
     note: str | None = None
 
 
-CLEAR = "Not with this attack: what it rebuilt is no nearer to the clients' images than another image is."
+CLEAR = "Not with this attack: what it rebuilt is no nearer to the audited clients' images than another image is."
 MEMBERS = {
     "found": {"word": "found", "scores": {
         "local": {"members": 218, "outsiders": 279, "auc": 0.55, "loose": 5},
@@ -77,7 +77,8 @@ ONE = "one image in one step, which the server may ask for,"
 KNOWN: dict[str, Known] = {
     "clear": Known("Nothing rebuilt", CLEAR, (CONTROL, DEFENDED, *WORST_CASE, client()),
                    ("The worst case, one image in one step, which the server may ask for, gave nothing away to this "
-                    "attack behind priprune",)),
+                    "attack behind priprune",
+                    "No images of 3 of 4 clients were scored: nothing is known of what their updates give away.")),
     "none, rebuilt": Known("Leak found", LEAK, (CONTROL, ("single", COPY, {}), client(COPY)), **UNDEFENDED),
     "none, nothing found": Known(
         "Not defended", "This attack rebuilt nothing, but nothing defends the updates: a stronger attack may rebuild "

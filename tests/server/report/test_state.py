@@ -121,3 +121,15 @@ def test_an_audit_that_is_there_twice_stands_for_no_other() -> None:
     audits = [{"round": 5, "kind": "client", "client": client, "outcome": "scored"} for client in (1, 2, 2)]
     counted = [line(5, "audits_total", 3.0, outcome="scored")]
     assert [run_state({"status": "completed"}, counted, audits[:n]).lost for n in (1, 2, 3)] == [2, 1, 1]
+
+
+def test_clients_that_nobody_audited_are_not_passed_over() -> None:
+    """Audits are of audit-clients clients in a round, one by default."""
+    audits = [
+        {"round": 5, "kind": "client", "client": client, "outcome": outcome}
+        for client, outcome in ((1, "scored"), (1, "scored"), (2, "scored"), (3, "no-consent"), (4, "failed"))
+    ]
+    state = run_state({}, [line(5, "clients_available", 10.0)], audits)
+    assert (state.denied, state.unscored) == (1, 7) and "7 more of 10 clients" in state.unheard
+    assert run_state({}, [line(5, "clients_available", 10.0)], audits[3:]).unheard == "", "none was scored"
+    assert run_state({}, [], audits).unheard == "", "nobody knows how many there are"
