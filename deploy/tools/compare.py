@@ -23,7 +23,7 @@ MISSING = "—"
 Cells = list[tuple[str, list[str]]]
 Arm = list[RunDir]
 NUMBER = re.compile(r"(\d+\.\d+)")
-WHOLE = re.compile(r"ε |\d %? ?to \d")  # what is no mean of such: a bound, an interval
+WHOLE = re.compile(r"ε |\d\s?%? ?to \d")  # what is no mean of such: a bound, an interval
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> Cells:
@@ -92,6 +92,8 @@ def averaged(texts: Sequence[str]) -> str:
     ('ε 2.0 at δ 1e-05\\nε 4.0 at δ 1e-05', 'ε 2.0')
     >>> averaged(["5.0 % (1.0 % to 9.0 %)", "7.0 % (2.0 % to 9.0 %)"])
     '5.0 % (1.0 % to 9.0 %)\\n7.0 % (2.0 % to 9.0 %)'
+    >>> averaged(["5.0\u202f% (1.0\u202f% to 9.0\u202f%)", "7.0\u202f% (2.0\u202f% to 9.0\u202f%)"]).splitlines()
+    ['5.0\u202f% (1.0\u202f% to 9.0\u202f%)', '7.0\u202f% (2.0\u202f% to 9.0\u202f%)']
     """
     parts = [NUMBER.split(text) for text in texts]
     if len({tuple(part[::2]) for part in parts}) > 1 or (WHOLE.search(texts[0]) and len(set(texts)) > 1):
