@@ -65,6 +65,11 @@ NEXT_UNFINISHED = {
     "stopped": "Go on with --resume RUN, or run again. What is missing of a run may say otherwise.",
 }
 REST_ON_EPSILON = "Rest on the ε, which holds whatever an audit says, and on nothing else. To know what comes through "
+IN_PART: Answer = (
+    "traces",
+    "Traces found",
+    "In part: some of what the server rebuilt is nearer to a client's images than another image is.",
+)
 UNDESCRIBED: Answer = (
     "unproven",
     "Not judged",
@@ -211,8 +216,7 @@ def _with_clients(audits: Sequence[Line], state: RunState, damaged: int) -> Answ
     if behind and (behind[0] == "leak" or "traces" not in levels):
         return behind
     if "traces" in levels:
-        text = "In part: some of what the server rebuilt is nearer to a client's images than another image is."
-        return "traces", "Traces found", text
+        return IN_PART
     if why := next(filter(None, map(untrue, clients)), ""):
         return "unproven", "Not judged", f"It is not known what was rebuilt: {why}."
     if not levels:
@@ -284,8 +288,8 @@ def verdict(audits: Sequence[Line], state: RunState, damaged: int = 0) -> RunVer
         answer = "silent", "Not audited", f"Only membership was asked, so {known}"
     else:
         answer = _without_clients(audits, state)
-    if not state.described and answer[1] != "Leak found":  # that is of clients, whatever defended them
-        answer = UNDESCRIBED
+    if not state.described and answer[1] != "Leak found":  # what is found of clients is, whatever defended them
+        answer = IN_PART if "traces" in map(level, scored(of_kind(audits, "client"))) else UNDESCRIBED
     if answer[0] not in ("leak", "traces") and members_found(audits):
         answer = "traces", "Members found", FOUND
     if summed := sum_of(audits):

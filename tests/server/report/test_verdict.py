@@ -375,3 +375,5 @@ def test_settings_that_are_lost_are_not_taken_for_no_defense(run: dict[str, Any]
         found = of_state(audits, run_state(run, []))
         assert (found.tone, found.badge) == ("unproven", "Not judged") and "names no settings" in found.headline
     assert of_state([CONTROL, audit(scores=REBUILT)], run_state(run, [])).badge == "Leak found"
+    for canary in (SINGLE, audit("control-defended", REBUILT)):
+        assert of_state([CONTROL, canary, audit(scores=TRACES)], run_state(run, [])).badge == "Traces found"
