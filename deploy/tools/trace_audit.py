@@ -62,6 +62,7 @@ from prunella.tasks.task import Task
 
 IMAGES = KINDS.keys() - {"membership"}
 Say = Callable[[str], object]
+LEARNED = ("accuracy_ratio", "loss")  # what says that a model learned, by then: later rounds say nothing of a trace
 UNTRIED = (
     "The trace names a defense ({}), but not its settings, which lie in the directory of its run: public images were "
     "sent without it, and nothing here says what it hides."
@@ -286,10 +287,13 @@ class TraceAudit:
             yield trial, trial.save(self.sources.out, title)
 
     def state(self) -> RunState:
-        """What is known of the model: from the run's own files or, outside a run, from the public images named."""
+        """What is known of the model: from the run's own files, up to the round of the trace, or, outside a run, from
+        the public images named."""
         view, task, _ = self.seen
         if self.run is not None and (self.run / RUN).is_file():
-            known = run_state(read_run(self.run), read_metrics(self.run))
+            lines = read_metrics(self.run)
+            lines = [line for line in lines if line["metric"] not in LEARNED or line["round"] <= self.round]
+            known = run_state(read_run(self.run), lines)
             return replace(known, rounds=1, unaudited="", lost=0)  # of other rounds and audits this one says nothing
         return replace(learned(task, view, None, self.named), defended=view.defenses not in ((), ("none",)))
 

@@ -29,6 +29,8 @@ from prunella.server.audit.canary import load_pool
 from prunella.server.audit.shadow import write_public
 from prunella.server.audit.view import STATISTICS
 from prunella.server.report.verdict import verdict
+from prunella.server.store.schema import row
+from prunella.server.store.write import RunStore
 from prunella.tasks.data import load_test
 from prunella.tasks.datasets.digits import everything
 from prunella.tasks.task import Task, initial
@@ -155,6 +157,21 @@ def test_in_the_directory_of_a_run_the_controls_are_the_run_s_own(tmp_path: Path
     assert torch.equal(asked.stage.canaries.x, pool[0].x) and asked.whose == "public images of the run"
     assert asked.stage.canary("control-defended").view.defenses == ("dgp",)
     assert TraceAudit(Sources(folder, tmp_path), "ig", public="digits").whose == "test images of digits"
+
+
+def test_a_model_that_learned_after_the_round_of_a_trace_had_not_learned_in_it(tmp_path: Path) -> None:
+    x, y = torch.rand(2, 1, 8, 8, generator=stream(0, purpose="image")), torch.tensor([3, 1])
+    store = RunStore.open(tmp_path)
+    store.write_run(status="completed", settings={"defenses": "dgp"}, classes=10, test_examples=359, largest_class=0.12)
+    for round, accuracy in ((1, 0.1), (5, 0.9)):
+        rows = [row("round", round), row("rounds", 5), row("accuracy_ratio", accuracy), row("loss", 1.0)]
+        store.append_metrics(round, rows)
+    write_public(tmp_path / "traces", *reversed(load_pool(TASK, None, 0)), {"strategy": "fedavg", "defenses": "dgp"})
+    for round, doubt in ((1, "Not learned"), (4, "Not learned"), (5, None)):
+        folder = tmp_path / "traces" / f"round-{round:06d}-client-0"
+        save_trace(folder / "view.safetensors", view_of(x, y, 2), TASK, {"round": round, "kind": "client"})
+        found = TraceAudit(Sources(folder, tmp_path), "ig", FEW).state().doubt
+        assert (found and found[0]) == doubt
 
 
 def test_what_a_trace_says_of_its_round_is_not_trusted(trace: Path) -> None:
