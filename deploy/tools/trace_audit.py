@@ -67,6 +67,10 @@ UNTRIED = (
     "The trace names a defense ({}), but not its settings, which lie in the directory of its run: public images were "
     "sent without it, and nothing here says what it hides."
 )
+UNCHECKED = (
+    "Behind a defense nothing here can tell whether the images named as the truth made the update: that nothing was "
+    "found of them is worth no more than this file is."
+)
 Teller = Callable[[str, int], Tell]
 
 
@@ -166,6 +170,12 @@ class TraceAudit:
         """Defenses that the trace names and that public images cannot be sent behind: their settings are the run's."""
         named = [each for each in self.seen[0].defenses if each != "none"]
         return "" if self.stage.defended else ", ".join(named)
+
+    def unchecked(self, trials: list[Trial]) -> str:
+        """That the user's truth may be another's, where nothing was found of it and no check is possible."""
+        lines = [trial.line for trial in trials if trial.line["kind"] == "client" and trial.line["outcome"] == "scored"]
+        named = self.sources.truth is not None and not set(self.seen[0].defenses) <= {"none"}
+        return UNCHECKED if named and any(level(line) not in FOUND for line in lines) else ""
 
     @property
     def whose(self) -> str:
@@ -301,8 +311,9 @@ class TraceAudit:
         return judge_trials(trials, self.state(), self.stage.alone)
 
 
-def conclusion(answer: RunVerdict, whose: str, untried: str = "") -> list[str]:
-    """The verdict as the lines that close an audit; ``untried``: its defenses that no image was sent behind."""
+def conclusion(answer: RunVerdict, whose: str, untried: str = "", unchecked: str = "") -> list[str]:
+    """The verdict as the lines that close an audit; ``untried``: its defenses that no image was sent behind;
+    ``unchecked``: a note on its truth."""
     worst = [] if answer.worst is None else [f"worst      {in_words(answer.worst, answer.worst_level)}"]
     notes = [f"note       {note}" for note in answer.notes]
     return [
@@ -310,6 +321,7 @@ def conclusion(answer: RunVerdict, whose: str, untried: str = "") -> list[str]:
         *worst,
         *notes,
         *([f"note       {UNTRIED.format(untried)}"] if untried else []),
+        *([f"note       {unchecked}"] if unchecked else []),
         *([f"controls   {whose}"] if whose else []),
     ]
 
@@ -339,8 +351,7 @@ def run_audit(audit: TraceAudit, control: bool, worst_case: bool, tell: Teller, 
         if not trials:
             raise
     if entry.gives == "images":
-        for line in conclusion(
-            audit.verdict(trials), audit.whose if len(kinds) else "", audit.untried if kinds else ""
-        ):
+        whose, untried = (audit.whose, audit.untried) if kinds else ("", "")
+        for line in conclusion(audit.verdict(trials), whose, untried, audit.unchecked(trials)):
             say(line)
     return not audit.stop.asked

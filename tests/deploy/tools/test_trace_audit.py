@@ -271,6 +271,15 @@ def test_a_defense_whose_settings_are_unknown_is_named_as_untried(trace: Path) -
     assert any("does not even rebuild one image in one step without a defense" in each for each in weak)
 
 
+def test_that_nothing_was_found_of_a_truth_that_nobody_can_check_says_so(trace: Path) -> None:
+    """Whose file is of other images hears that nothing was found of them, whatever was rebuilt."""
+    said = "whether the images named as the truth made the update"
+    assert not any(said in each for each in audited(trace))
+    view, task, about = TraceAudit(Sources(trace, trace.parent), "ig").seen
+    save_trace(trace, replace(view, defenses=("dgp",)), task, about)
+    assert any(said in each for each in audited(trace))
+
+
 def test_the_command_ends_with_its_exit_codes(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["audit", str(trace), "--attack", "ig", "--out", str(trace.parent), "--truth"]
     arguments += [str(trace.parent / "truth.safetensors"), *(word for each in FEW for word in ("-c", each))]
