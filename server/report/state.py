@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from prunella.core.untrusted import figure
 from prunella.server.report.series import last, points, present, total
 from prunella.server.report.units import digits, percent, plural
 from prunella.server.store.schema import StoreLine
@@ -14,6 +15,7 @@ from prunella.server.store.schema import StoreLine
 STOPPED, UNFINISHED = "stopped", ("failed", "stopped")  # one that says it is running was killed, or goes on
 EARLY = "stopped before round"  # of a run that its budget ended: ``server.budget.too_few``
 LEAST_EPSILON = 1e-3  # a smaller one is told as below this: "0" would read as if nothing could be learnt
+LARGEST_EPSILON = 16.0  # beyond, an ε is true and bounds nothing that matters: e^16 is nine million
 SECURE_SUM = "secure-sum"  # strategies.secure_sum.vector.NAME, which is slow to import
 ERRORS = 3.0  # standard errors above guessing; one run in a thousand that only guesses is that good
 MARGIN = 0.05  # where the number of examples behind the accuracy is not known
@@ -165,7 +167,17 @@ class RunState:
             return ""
         mean = "" if self.mean_epsilon is None else f", {digits(self.mean_epsilon)} on average"
         doubt = "" if not self.unknown else f"; {self.more}"
-        return f"{self.promise} for the client that spent most{mean}{doubt}"
+        vain = "" if self.bounded else f"; one above {LARGEST_EPSILON:g} keeps next to nothing secret"
+        return f"{self.promise} for the client that spent most{mean}{doubt}{vain}"
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is an ε that anything may rest on.
+
+        >>> [RunState(epsilon=spent).bounded for spent in (3.0, 300.0, None)]
+        [True, False, False]
+        """
+        return self.epsilon is not None and self.epsilon <= LARGEST_EPSILON
 
     @property
     def more(self) -> str:
@@ -222,7 +234,7 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
         epsilon=None if refuted else present(lines, "privacy_epsilon", stat="worst"),
         mean_epsilon=present(lines, "privacy_epsilon", stat="mean"),
         unknown=int(present(lines, "privacy_epsilon_unknown") or 0),
-        delta=settings.get("privacy.delta"),
+        delta=figure(settings.get("privacy.delta"), 0.0, 0.5),  # what comes from elsewhere may be no chance at all
         refuted=refuted,
         unaudited=str(run.get("unaudited") or ""),
         lost=max(0, counted - len(different)),  # a full disk, or a copy that was cut short

@@ -94,7 +94,7 @@ class RunVerdict:
     """``badge`` and ``headline`` are the verdict in a word and in a line; ``sentences`` give the reasons, the ``notes``
     being those that are shown wherever the headline is. ``worst`` is the audit that the run is summed up by, and
     ``worst_level`` what it shows; ``promise`` is the run's ε at its δ, or that there is none. ``summed``: of masked
-    sums."""
+    sums. Not ``bounded``: nothing may rest on the ε."""
 
     tone: Tone
     badge: str
@@ -106,6 +106,7 @@ class RunVerdict:
     worst_level: Level = "unknown"
     status: str = ""
     summed: bool = False
+    bounded: bool = True
 
     @property
     def next_step(self) -> str:
@@ -116,7 +117,7 @@ class RunVerdict:
     def _next(self) -> str:
         if self.tone in ("unproven", "silent") and self.status in NEXT_UNFINISHED:
             return NEXT_UNFINISHED[self.status]
-        if not self.promise.startswith("ε"):
+        if not self.promise.startswith("ε") or (self.tone in ("unproven", "silent") and not self.bounded):
             return NEXT[self.tone]
         return UNDER_EPSILON.get(self.tone, NEXT[self.tone])
 
@@ -258,18 +259,19 @@ def _without_clients(audits: Sequence[Line], state: RunState) -> Answer:
 
 def _nothing(state: RunState, damaged: int) -> RunVerdict:
     """Of a run without an audit that can be read."""
-    if damaged:
-        answer: Answer = "unproven", "Not judged", "The run's audits cannot be read."
-        return RunVerdict(*answer, promise=state.promise, status=state.status)
     known = "nothing is known about what a curious server could rebuild."
-    answer = "silent", "Not audited", f"Nothing was audited, so {known}"
+    answer: Answer = "silent", "Not audited", f"Nothing was audited, so {known}"
     if state.unfinished:
         answer = "silent", "Not finished", f"Nothing was audited, and the run is not complete: {known}"
     if state.coming:
         left = f", with {plural(state.left, 'audit')} to come if the run goes on" if state.left else ""
         answer = "silent", "Not finished", f"No audit has ended yet{left}, so {known}"
-    both = (notes([], state),) * 2
-    return RunVerdict(*answer, *both, promise=state.promise, status=state.status, summed=state.summed)
+    if damaged:
+        answer = "unproven", "Not judged", "The run's audits cannot be read."
+    told = notes([], state, damaged)
+    return RunVerdict(
+        *answer, told, told, None, state.promise, "unknown", state.status, state.summed, bounded=state.bounded
+    )
 
 
 def verdict(audits: Sequence[Line], state: RunState, damaged: int = 0) -> RunVerdict:
@@ -297,7 +299,9 @@ def verdict(audits: Sequence[Line], state: RunState, damaged: int = 0) -> RunVer
     reasons, beside = sentences(audits, state, answer[0], damaged), notes(audits, state, damaged)
     worst = worst_of(audits, state.defended)
     shown: Level = "unknown" if worst is None else judged(worst, audits)
-    return RunVerdict(*answer, reasons, beside, worst, state.promise, shown, state.status, state.summed)
+    return RunVerdict(
+        *answer, reasons, beside, worst, state.promise, shown, state.status, state.summed, bounded=state.bounded
+    )
 
 
 def judge(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[StoreLine]) -> RunVerdict:

@@ -133,3 +133,9 @@ def test_clients_that_nobody_audited_are_not_passed_over() -> None:
     assert (state.denied, state.unscored) == (1, 7) and "7 more of 10 clients" in state.unheard
     assert run_state({}, [line(5, "clients_available", 10.0)], audits[3:]).unheard == "", "none was scored"
     assert run_state({}, [], audits).unheard == "", "nobody knows how many there are"
+
+
+@pytest.mark.parametrize("delta", [1.0, 7, -1e-5, math.nan, "<b>", True])
+def test_a_delta_that_is_no_chance_is_told_as_unknown(delta: Any) -> None:
+    state = run_state({"settings": {"privacy.delta": delta}}, [line(1, "privacy_epsilon", 2.0, stat="worst")])
+    assert state.promise == "ε 2 at an unknown δ"

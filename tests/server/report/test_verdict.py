@@ -341,6 +341,21 @@ def test_an_epsilon_holds_whatever_an_audit_says() -> None:
     assert "nothing should rest on it" in without.next_step and "Rest on the ε" in under.next_step
 
 
+@pytest.mark.parametrize("audits", [[CONTROL_FAILED], []])
+def test_nobody_is_told_to_rest_on_an_epsilon_that_bounds_nothing(audits: list[Audit]) -> None:
+    for epsilon, rests in ((16.0, True), (16.5, False), (1e12, False)):
+        found = of_state(audits, RunState(epsilon=epsilon, delta=1e-5))
+        assert ("Rest on the ε" in found.next_step) is rests
+        assert any("keeps next to nothing secret" in note for note in found.notes) is not rests
+
+
+def test_audits_that_cannot_be_read_hide_nothing_that_is_known_without_them() -> None:
+    found = of_state([], RunState(clients=4, denied=4, refuted=1, lost=2))
+    assert found.badge == "Not judged" and "All 4 clients denied audits" in found.notes[0]
+    assert "2 audits could not be read, so more is unknown." in found.notes
+    assert any("more than the ε that was promised" in note for note in found.notes)
+
+
 def test_audits_that_failed_for_one_reason_are_named_together() -> None:
     failed = {"outcome": "failed", "scores": None, "level": None, "reason": "memory"}
     audits = [CONTROL, *(audit(client=c, **failed) for c in (1, 2)), audit(client=3, **{**failed, "reason": "time"})]
