@@ -32,7 +32,7 @@ from flwr.serverapp import Grid
 
 from prunella.attacks import Attack, find_attack
 from prunella.attacks.score.leakage import paired
-from prunella.attacks.score.level import ORDER
+from prunella.attacks.score.level import ORDER, level
 from prunella.attacks.trace import save_trace
 from prunella.core.config import Raw, Run, parse_section
 from prunella.core.errors import AttackError, ConfigError
@@ -344,7 +344,8 @@ class Auditor:
             log(WARNING, "audit %s: the client's answer is left out: %s", job.name, error)
             return self._finish(job, result, "failed", reason=f"{LEFT_OUT}: {error}")
         kept = self._keep_pictures(job, *pictures) if pictures else None
-        ok, why = evidence(job.defense, fit_of(result), reported, result["reason"])
+        shown = level({"level": reported, "scores": scores})  # what the verdict goes by, whatever the word is
+        ok, why = evidence(job.defense, fit_of(result), shown, result["reason"])
         self._finish(job, {**result, "level": reported}, "scored", scores, kept, ok, why)
 
     def _keep_pictures(self, job: Job, original: Any, rebuilt: Any) -> str:

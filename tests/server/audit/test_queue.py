@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import torch
-from flwr.app import ConfigRecord, Error, Message, MetricRecord
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.app.message.message import make_message
 
 import prunella.client.app
@@ -32,9 +33,11 @@ from prunella.privacy.defense import Entry
 from prunella.privacy.none import NoDefense
 from prunella.privacy.top_k import TopK, top_k
 from prunella.server.app import assemble, describe
+from prunella.server.audit.answers import SCORES, STATS
+from prunella.server.audit.attempt import TRANSFORMED
 from prunella.server.audit.job import Job
 from prunella.server.audit.process import WorkerProcess
-from prunella.server.audit.queue import ANSWERING, ready_settings
+from prunella.server.audit.queue import ANSWERING, Auditor, ready_settings
 from prunella.server.audit.shadow import alike
 from prunella.server.audit.view import STATISTICS
 from prunella.server.audit.worker import Jobs, preload, serve
@@ -173,6 +176,24 @@ def test_a_client_that_cannot_score_is_a_failed_audit_and_never_a_low_score(tmp_
     assert federation.counters["audits_total|failed"] == 1
     client_rows = [r for r in federation.store.metrics() if r["labels"].get("view") == "client"]
     assert not [r for r in client_rows if r["metric"].startswith("leakage")]
+
+
+@pytest.mark.parametrize("word", ["unknown", "baseline"])
+def test_what_shows_nothing_behind_a_defense_of_images_shows_it_whatever_the_client_s_word_is(
+    monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    """A verdict goes by word and numbers, so what they are worth does, too."""
+    found: list[Any] = []
+    monkeypatch.setattr(Auditor, "_result", lambda *_: {"objective": 0.001, "explained": True, "reason": None})
+    monkeypatch.setattr(Auditor, "_finish", lambda *given: found.extend(given[-2:]))
+    auditor = object.__new__(Auditor)
+    auditor.task = Task("cnn", (1, 8, 8), 10)
+    names = [f"{score}.{stat}" for score in SCORES for stat in STATS]
+    scores = MetricRecord({**dict.fromkeys(names, 0.5), "iip": 0.0, "images": 4})
+    content = RecordDict({"audit": ConfigRecord({"outcome": "scored", "level": word}), "scores": scores})
+    reply: Any = SimpleNamespace(content=content, has_error=lambda: False)
+    auditor._scored(Job(1, "client", 0, "", "ats"), reply)
+    assert found == [False, TRANSFORMED]
 
 
 def test_an_odd_answer_to_an_audit_is_a_failed_audit_and_the_run_goes_on(tmp_path: Path) -> None:
