@@ -79,12 +79,12 @@ def scored(audits: Iterable[Line]) -> list[Line]:
 
 
 def control_state(control: Line | None) -> Control:
-    """What the run recorded about its control or, if it recorded nothing, what the control's scores show."""
+    """What the control's scores show, unless the run recorded that it failed."""
     if control is None:
         return "missing"
     if control["outcome"] in FAILED or control.get("ok") is False:
         return "failed"
-    return "rebuilt" if control.get("ok") or level(control) == "rebuilt" else "failed"
+    return "rebuilt" if level(control) == "rebuilt" else "failed"
 
 
 def controls_of(audit: Line, audits: Iterable[Line]) -> list[Line]:

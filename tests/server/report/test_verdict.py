@@ -57,6 +57,7 @@ def verdict(audits: list[Audit], **state: Any) -> RunVerdict:
         ([CONTROL_FAILED, audit(scores=TRACES)], "traces", "In part"),
         ([CONTROL_FAILED, audit(scores=REBUILT)], "leak", "could rebuild images"),
         ([audit(scores=NOTHING)], "unproven", "no undefended control was run"),
+        ([CONTROL | {"scores": NOTHING}, *CLEAR[1:]], "unproven", "failed on its undefended control"),
         ([*CLEAR, audit(scores=NOTHING, round=9)], "unproven", "had no undefended control"),
         ([*CLEAR, CONTROL_FAILED | {"round": 9}], "unproven", "failed on an undefended control"),
         ([CONTROL_FAILED], "unproven", "cannot judge this setting"),
