@@ -227,7 +227,7 @@ def run_state(run: StoreLine, lines: Sequence[StoreLine], audits: Sequence[Store
         largest_class=run.get("largest_class"),
         clients=None if clients is None else int(clients),
         denied=denied,
-        unscored=max(0, int(clients or 0) - denied - len(heard)) if heard else 0,
+        unscored=max(0, int(clients or 0) - denied - len(heard - refused)) if heard else 0,  # some denied later
         defended=any(name.strip() not in ("", "none") for name in str(settings.get("defenses", "")).split(",")),
         status=STOPPED if run.get("status") == "running" or _cut_off(run, lines) else str(run.get("status", "")),
         balance_known=not on_clients or run.get("largest_class") is not None,

@@ -131,6 +131,8 @@ def test_clients_that_nobody_audited_are_not_passed_over() -> None:
     ]
     state = run_state({}, [line(5, "clients_available", 10.0)], audits)
     assert (state.denied, state.unscored) == (1, 7) and "7 more of 10 clients" in state.unheard
+    later = [*audits, {"round": 9, "kind": "client", "client": 1, "outcome": "no-consent"}]
+    assert run_state({}, [line(5, "clients_available", 10.0)], later).unscored == 7, "one of the scored denies now"
     assert run_state({}, [line(5, "clients_available", 10.0)], audits[3:]).unheard == "", "none was scored"
     assert run_state({}, [], audits).unheard == "", "nobody knows how many there are"
 
