@@ -13,6 +13,7 @@ import torch
 
 from prunella.attacks import ggl, rog
 from prunella.attacks.score.leakage import mse
+from prunella.core.folders import unwritable
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch
 from prunella.deploy.errors import UsageError, writable
@@ -22,6 +23,7 @@ from prunella.tasks.examples import Examples
 from prunella.tasks.public import in_shape
 from prunella.tasks.task import Task
 
+FILE = "prior.safetensors"  # where no other is named
 _HELD_OUT = 10  # one public image in this many is held out, to measure the error
 _MOST = 6000
 _SAMPLES = 20_000  # images seen while rog trains: about half a minute at 32x32
@@ -83,10 +85,21 @@ def learn(kind: Kind, public: Examples, classes: int, out: Path, seed: int) -> L
     return LearntPrior(kind, len(rest.y), time.perf_counter() - begin, errors[0], errors[1], out)
 
 
+def check_places(out: Path, data: Path | None) -> None:
+    """Raise ``UsageError`` before minutes of training, where there is no ``data`` or ``out`` takes no file."""
+    if data is not None and not data.is_dir():
+        raise UsageError(f"there is no directory {data}: name that of the public images with --data")
+    if out.is_dir():
+        raise UsageError(f"cannot write {out}: it is a folder: name a file in it with --out, such as {out / FILE}")
+    if reason := unwritable(out.parent):
+        raise UsageError(f"cannot write {out}: {reason}: choose another with --out")
+
+
 def prior(
     kind: Kind, dataset: str, out: Path, *, split: Literal["test", "train"], data: Path | None, like: str, seed: int
 ) -> LearntPrior:
     """Learn ``kind`` from ``dataset``, in the shape and classes of the dataset ``like`` where one is named."""
+    check_places(out, data)
     shape, classes = describe(like or dataset, None if like else data)
     public = in_shape(public_images(dataset, split, data, seed), Task("", shape, classes))
     with writable(out):

@@ -55,3 +55,19 @@ def test_too_few_images_and_a_place_that_takes_no_file(monkeypatch: pytest.Monke
     monkeypatch.setattr("prunella.deploy.tools.prior.load_test", lambda dataset, data: few)
     with pytest.raises(UsageError, match="only 7 images to learn from"):
         public_images("digits", "test", None, 0)
+
+
+def test_where_nothing_can_be_read_or_written_nothing_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prunella.deploy.tools.prior.learn", lambda *_: pytest.fail("training takes minutes"))
+    file = tmp_path / "file"
+    file.touch()
+    for out, why in (
+        (tmp_path, "it is a folder: name a file in it"),
+        (file / "p", f"{file} is a file: choose another"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            prior("ggl", "digits", out, split="test", data=None, like="", seed=0)
+    with pytest.raises(UsageError, match="no directory .*nowhere"):
+        prior("ggl", "digits", tmp_path / "p", split="test", data=tmp_path / "nowhere", like="", seed=0)
