@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from prunella.core.config import Run, parse_run
 from prunella.core.errors import DataError, PrunellaError
 from prunella.core.files import write_atomically
+from prunella.core.folders import unwritable
 from prunella.core.randomness import stream
 from prunella.core.trees import Tree, apply_mask
 from prunella.deploy.errors import LaunchError, UsageError, writable
-from prunella.deploy.runs import RunDir
+from prunella.deploy.runs import RunDir, state
 from prunella.deploy.tools.forms import FORMS, Form, Format
 from prunella.deploy.tools.verified import BATCH, PASSES, Original, Verified, verified
 from prunella.pruning.shrink import shrink
@@ -165,6 +166,13 @@ def _task(run: RunDir, settings: Run, data: Path | None) -> Task:
         raise UsageError(f"{error}: name the directory of the run's images with --data") from None
 
 
+def _unfinished(run: RunDir, round: int, rounds: int) -> tuple[str, ...]:
+    """That the model is not the one that the run was to end with, where it has not completed."""
+    if (now := state(run)) == "completed":
+        return ()
+    return (f"the run is {now}: this is its model after round {round} of {rounds}",)
+
+
 def _smaller(task: Task, tree: Tree) -> tuple[Tree, tuple[str, ...]]:
     try:
         return shrink(task.build(), tree, task.shape), ()
@@ -241,11 +249,15 @@ def export(run: RunDir, wanted: Wanted) -> Exported:
     default ``export/`` in the run."""
     if wanted.data is not None and not wanted.data.is_dir():
         raise UsageError(f"there is no directory {wanted.data}: name that of the test examples with --data")
+    folder = wanted.out if wanted.out is not None else run.path / FOLDER
+    if reason := unwritable(folder):  # before the minutes that --bench may take
+        raise UsageError(f"cannot write {folder} ({reason}): choose another with --out")
     saved = _checkpoint(run, wanted.best)
     settings = parse_run({name: value for name, value in saved.settings.items() if "." not in name})
     task = _task(run, settings, wanted.data)
     whole = _masked(saved)
     tree, notes = _smaller(task, whole)
+    notes = _unfinished(run, saved.round, settings.rounds) + notes
     dense, small = (fitted(task.build(), t).eval() for t in (whole, tree))
     images = torch.rand(BATCH, *task.shape, generator=stream(0, purpose="export"))
     apart = difference(dense, small, images)
@@ -258,7 +270,6 @@ def export(run: RunDir, wanted: Wanted) -> Exported:
     with TemporaryDirectory() as made:
         forms = _forms(small, wanted, original, calibration, Path(made))
         bench = [*_bench(dense, small, task, original, Path(made)), *forms] if wanted.bench else []
-        folder = wanted.out if wanted.out is not None else run.path / FOLDER
         done = Exported(
             folder, saved.round, (_size(dense), _size(small)), (_units(whole), _units(tree)), apart, gain,
             notes + why, tuple(f.said(original) for f in forms), tuple(f.costs() for f in bench),

@@ -96,6 +96,22 @@ def test_a_run_without_a_checkpoint_and_a_place_that_takes_no_files(tmp_path: Pa
         export.export(a_run(tmp_path, None), Wanted(tmp_path / "file" / "x"))
 
 
+def test_a_place_that_takes_no_files_is_told_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "_forms", lambda *_: pytest.fail("quantizing and timing takes minutes"))
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="choose another with --out"):
+        export.export(a_run(tmp_path, filters), Wanted(tmp_path / "file" / "model"))
+
+
+def test_the_model_of_a_run_that_stopped_early_is_called_that(tmp_path: Path) -> None:
+    run = a_run(tmp_path, filters)
+    assert not export.export(run, Wanted()).notes
+    (tmp_path / "run.json").write_text('{"status": "stopped"}')
+    assert export.export(run, Wanted()).notes == ("the run is stopped: this is its model after round 7 of 10",)
+
+
 def test_an_older_checkpoint_is_not_taken_for_the_last(tmp_path: Path) -> None:
     run = a_run(tmp_path / "r", filters)
     store = RunStore.open(run.path)
