@@ -248,10 +248,11 @@ def audit(
         from prunella.attacks import PROBES
         from prunella.deploy.console.progress import descents
         from prunella.deploy.tools.replay import Sources, audit_membership
-        from prunella.deploy.tools.trace_audit import TraceAudit, run_audit
+        from prunella.deploy.tools.trace_audit import TraceAudit, must_rebuild, run_audit
 
         sources = Sources(trace, out, model, truth, known, tuple(earlier or ()), keep, device)
         if attack in PROBES:
+            must_rebuild(attack, control or worst_case)
             for line in audit_membership(sources, attack, settings or [], seed).lines():
                 say(line)
             return

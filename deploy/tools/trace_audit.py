@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from prunella.attacks import find_attack
+from prunella.attacks import PROBES, find_attack
 from prunella.attacks.engine.attackable import require_images
 from prunella.attacks.engine.resume import ResumeStore
 from prunella.attacks.score.control import made_by, normalised_by
@@ -111,6 +111,13 @@ class Stop:
                 signal.signal(number, handler)
 
 
+def must_rebuild(name: str, asked: bool) -> None:
+    """Raise ``UsageError`` where a control or a worst case is ``asked`` of an attack that infers labels or membership:
+    its flat images would be scored, and every control would fail."""
+    if asked and (name in PROBES or find_attack(name).gives != "images"):
+        raise UsageError(f"{name} rebuilds no image: leave out --control and --worst-case")
+
+
 @dataclass(frozen=True)
 class TraceAudit:
     """An audit of ``sources.trace`` with the attack ``name``; ``given`` are its settings as typed, ``public`` names the
@@ -190,6 +197,7 @@ class TraceAudit:
 
     def check(self, control: bool, worst_case: bool) -> None:
         """Raise what keeps the attack or its control from running, before anything is said of how long it takes."""
+        must_rebuild(self.name, control or worst_case)
         for folder, option in ((self.sources.out, "--out"), (self.sources.keep, "--keep")):
             if folder is not None and (reason := unwritable(folder)):
                 raise UsageError(f"cannot write to {folder} ({reason}): choose another with {option}")
@@ -225,7 +233,7 @@ class TraceAudit:
             used = view.images_used or steps * size  # the last step may have fewer
             of_images = f"× {plural(size, 'image')}" if used == steps * size else f"of {plural(used, 'image')}"
             yield f"{plural(steps, 'step')} {of_images}{each}{about}"
-        if not worst_case and (alone or self.name == "portfolio"):
+        if not worst_case and (alone or self.name == "portfolio" or find_attack(self.name).gives != "images"):
             return
         single = estimate(self.stage.canary("single").view, task, self.name, self.settings)
         about = (

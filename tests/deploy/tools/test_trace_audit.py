@@ -237,6 +237,18 @@ def test_what_cannot_run_is_refused_before_anything_is_estimated(trace: Path, tm
     TraceAudit(Sources(trace, tmp_path), "inverter").check(control=False, worst_case=True)
 
 
+def test_an_attack_that_rebuilds_no_image_has_no_control(trace: Path) -> None:
+    """Flat images are no reconstruction: a control of them would always fail."""
+    for control, worst in ((True, False), (False, True)):
+        with pytest.raises(UsageError, match="label rebuilds no image: leave out --control and --worst-case"):
+            audited(trace, "label.rule=impact", attack="label", control=control, worst=worst)
+    told = audited(trace, "label.rule=impact", attack="label")
+    assert not any("--worst-case" in line for line in told)
+    given = ["audit", str(trace), "--attack", "mia", "--known", str(trace)]
+    refused = CliRunner().invoke(app, [*given, "--worst-case"])
+    assert refused.exit_code == 2 and "mia rebuilds no image: leave out" in refused.output
+
+
 def test_a_control_has_as_many_images_as_the_client_or_is_refused_at_once(tmp_path: Path) -> None:
     """512 were taken of 1,797 digits, and that they are too few was told when the attack had ended."""
     told: list[str] = []
