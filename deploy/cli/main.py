@@ -172,6 +172,8 @@ def compare(
     from prunella.deploy.runs import find
 
     with explained():
+        if len(both := ["--seeds"] * seeds + ["--json"] * json + ["--csv"] * csv) > 1:
+            raise UsageError(f"{' and '.join(both)} are answers in different forms: choose one of them")
         found = [find(runs, name) for name in run]
         if len({each.path for each in found}) < 2:
             raise UsageError("compare needs two different runs: `prunella runs` lists them")

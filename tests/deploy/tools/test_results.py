@@ -100,3 +100,13 @@ def test_a_run_that_cannot_be_read_is_listed_as_such_beside_the_others(tmp_path:
     found = records([good, bad])
     assert found[0] == record(good) and (found[1]["run"], found[1]["status"]) == ("b", "unreadable")
     assert f"b/{name}" in found[1]["error"] and "restore it, or remove the run" in found[1]["error"]
+
+
+def test_options_that_would_not_be_followed_together_are_refused(tmp_path: Path) -> None:
+    for name in "ab":
+        a_run(tmp_path / name, 0.3)
+    for given in (["--json", "--csv"], ["--seeds", "--json"], ["--seeds", "--csv"]):
+        refused = CliRunner().invoke(app, ["compare", "a", "b", *given, "--runs", str(tmp_path)])
+        assert refused.exit_code == 2, given
+        told = " ".join(refused.output.split())
+        assert f"{given[0]} and {given[1]}" in told and "choose one of them" in told
