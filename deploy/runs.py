@@ -188,20 +188,36 @@ def _began(run: RunDir) -> float:
     """When a run began, in seconds: by its own word, else by the age of its files."""
     with suppress(RunError, KeyError, TypeError, ValueError):
         return datetime.fromisoformat(_object(run.path / "run.json")["started"]).timestamp()
-    files = [path for path in (run.path / "launch.json", run.path) if path.exists()]
+    files = [path for path in (run.path / "launch.json", run.path) if os.path.exists(path)]
     return files[0].stat().st_mtime if files else 0.0
 
 
 def every(runs: Path) -> list[RunDir]:
-    """The runs, oldest first; the folder also holds results of ``prunella reproduce``."""
+    """The runs, oldest first; the folder also holds results of ``prunella reproduce``. A folder that is closed to this
+    user, as the runs of others are, counts as a run: ``state`` calls it unreadable."""
     folders = (path for path in runs.glob("*") if not path.is_symlink())
-    found = [RunDir(path) for path in folders if (path / "logs").is_dir() or (path / "run.json").exists()]
+    found = [
+        RunDir(path) for path in folders if _closed(path) or (path / "logs").is_dir() or (path / "run.json").exists()
+    ]
     return sorted(found, key=lambda run: (_began(run), run.id))
+
+
+def _closed(folder: Path) -> bool:
+    """Whether a folder is closed to this user: what it holds cannot be known."""
+    try:
+        os.stat(folder / "run.json")
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def find(runs: Path, name: str) -> RunDir:
     """The run with this id, path or unambiguous beginning of an id; ``latest`` works. Raises ``RunError``."""
     for path in (runs / name, Path(name)):
+        if _closed(path):
+            raise RunError(f"{path} is not yours to read: ask its owner, or change its permissions")
         if (path / "launch.json").exists() or (path / "run.json").exists():
             return RunDir(path.resolve())
     if folders := [path for path in (runs / name, Path(name)) if name and path.exists()]:

@@ -1,6 +1,7 @@
 """What ``run``, ``simulate`` and ``submit`` do around a federation: settings before, report and table after."""
 
 import importlib
+import os
 import re
 import shlex
 import threading
@@ -169,7 +170,7 @@ def record(outcome: Outcome, ours: bool = False) -> None:
     """Write into ``run.json`` how the run ended where the server could not; its own error message stays. A run of
     ``ours`` that ended before its first round is not what ``latest`` means, if any other began."""
     if ours and not outcome.run.metrics.exists():
-        began = [run.id for run in every(outcome.run.path.parent) if run.metrics.exists()]
+        began = [run.id for run in every(outcome.run.path.parent) if os.path.exists(run.metrics)]
         if began:
             point_latest(outcome.run.path.parent, began[-1])
     known = outcome.run.status()

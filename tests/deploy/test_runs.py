@@ -1,10 +1,14 @@
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from prunella.deploy.runs import RunDir, RunError, create, every, find, locked, new_id, point_latest, prepare, state
+from prunella.deploy.tools.results import records
 
 
 def test_ids_sort_by_age_and_differ() -> None:
@@ -56,6 +60,37 @@ def test_runs_are_in_the_order_in_which_they_began_whatever_they_are_called(tmp_
     assert state(RunDir(tmp_path / "cat")) == "unreadable", "and the others are listed"
     with pytest.raises(RunError, match="the newest are zebra, ant, cat"):
         find(tmp_path, "dog")
+
+
+@contextmanager
+def nobody() -> Iterator[None]:
+    """As another user than root, to whom no folder is closed."""
+    user = os.geteuid()
+    try:
+        os.seteuid(65534 if user == 0 else user)
+        yield
+    finally:
+        os.seteuid(user)
+
+
+def test_a_run_of_another_user_hides_no_other() -> None:
+    """Runs are for their owner only, and several people may keep theirs in one folder."""
+    with TemporaryDirectory() as folder:  # pytest's own is closed to others than its user
+        runs = Path(folder)
+        for name in ("mine", "theirs"):
+            (runs / name / "logs").mkdir(parents=True)
+            (runs / name / "run.json").write_text('{"status": "completed"}')
+        runs.chmod(0o755)
+        (runs / "theirs").chmod(0)
+        with nobody():
+            assert {run.id: state(run) for run in every(runs)} == {"mine": "completed", "theirs": "unreadable"}
+            mine, theirs = sorted(records(every(runs)), key=lambda each: each["run"])
+            assert mine["status"] == "completed" and theirs["status"] == "unreadable" and theirs["error"]
+            with pytest.raises(RunError, match="no run 'other'"):
+                find(runs, "other")
+            with pytest.raises(RunError, match="theirs is not yours to read"):
+                find(runs, "theirs")
+        (runs / "theirs").chmod(0o700)
 
 
 def test_taken_or_unwritable(tmp_path: Path) -> None:
