@@ -12,7 +12,7 @@ core.errors.ConfigError: unknown number 'on': did you mean 'one'? Valid: one, pa
 
 import hashlib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,23 @@ def is_foreign(name: str) -> bool:
     return ":" in name
 
 
+def unlisted(kind: str, name: str, registry: Iterable[str]) -> ConfigError:
+    """The error for a name that is neither in the registry nor an import path. No name in a registry has a dot.
+
+    >>> print(unlisted("model", "mine.net", ["lenet"]))
+    unknown model 'mine.net': your own is written package.module:NAME, with a colon before the name
+    """
+    if "." in name:
+        return ConfigError(f"unknown {kind} {name!r}: your own is written {FORM}, with a colon before the name")
+    return unknown(kind, name, [*registry, FORM])
+
+
 def lookup(kind: str, name: str, registry: Mapping[str, Any]) -> Any:
     """The entry of that name in the registry, or the object at that import path."""
     if name in registry:
         return registry[name]
     if not is_foreign(name):
-        raise unknown(kind, name, [*registry, FORM])
+        raise unlisted(kind, name, registry)
     path, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(path)

@@ -172,7 +172,7 @@ def sections() -> dict[str, type]:
 def check_names(settings: Mapping[str, Value]) -> None:
     """Refuse a strategy, defense, attack, model or dataset that no registry has."""
     from prunella import attacks, privacy, strategies, tasks
-    from prunella.core.foreign import FORM
+    from prunella.core.foreign import unlisted
 
     registries: dict[str, Iterable[str]] = {
         "strategy": strategies.STRATEGIES,
@@ -186,8 +186,8 @@ def check_names(settings: Mapping[str, Value]) -> None:
             if ":" in name or (key in ("model", "dataset") and set(name) & set("/.@")):
                 continue  # the user's own: "package.module:NAME", "imagefolder:/path", a Hugging Face name, a file
             if name.strip() and name.strip() not in registry:
-                own = [FORM] if key in ("defenses", "attack", "model") else []
-                raise unknown(key.removesuffix("s"), name.strip(), [*registry, *own])
+                refuse = unlisted if key in ("defenses", "attack", "model") else unknown
+                raise refuse(key.removesuffix("s"), name.strip(), registry)
 
 
 def ignored(run: "Run", given: Iterable[str]) -> list[str]:

@@ -60,3 +60,10 @@ def test_an_edited_file_has_another_digest(mine: Path) -> None:
     assert before == digest("foreign_mine:NAME")
     mine.write_text("NAME = 'other'\n")
     assert digest("foreign_mine:NAME") != before
+
+
+@pytest.mark.parametrize("name", ["mine.net", "mine.net.build"])
+def test_an_import_path_without_its_colon_is_told_how_it_is_written(name: str) -> None:
+    """mine.net is nearer to lenet than to nothing, and no misspelt entry of a list has a dot."""
+    with pytest.raises(ConfigError, match=r"your own is written package.module:NAME, with a colon"):
+        lookup("model", name, {"lenet": 1})

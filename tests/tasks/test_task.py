@@ -93,7 +93,7 @@ def test_a_model_of_ones_own(monkeypatch):
     for name, message in {
         "my_models:biuld": "did you mean 'build'",
         "my_models:Needy": "not a function of",
-        "my_models.build": "Valid: .*package.module:NAME",
+        "my_models.build": "package.module:NAME, with a colon",
         "no_such_package.models:build": "install its package on every machine",
         "my_models:wrong": "built a str",
         "my_models:number": "not a function",

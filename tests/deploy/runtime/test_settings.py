@@ -166,3 +166,9 @@ def test_a_relative_folder_is_named_from_the_root_and_nothing_else_is(
     monkeypatch.chdir("/")
     assert anchored(found) == found and anchored(given) == given, "what is not here may lie elsewhere"
     assert anchored({"dataset": "digits", "ggl.prior": ""}) == {"dataset": "digits", "ggl.prior": ""}
+
+
+def test_a_defense_or_an_attack_of_one_s_own_without_its_colon_is_told_how_it_is_written() -> None:
+    for key in ("defenses", "attack"):
+        with pytest.raises(ConfigError, match=r"unknown \w+ 'own.SIGNS': your own is written package.module:NAME"):
+            settings.check_names({**settings.defaults(settings.read_app(settings.app_directory())), key: "own.SIGNS"})
