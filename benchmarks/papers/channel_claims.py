@@ -293,7 +293,8 @@ MATCHED = declared(
     always black, and kappa is of the client's own images, as the paper has it. In C4, whose clients have 64 so that
     something is learnt by heart, it is of the population.
     * Membership is not inferred: each image is seen 1.2 times.
-    * {STRONGEST}
+    * {STRONGEST} What learns is taught the channel's noise alone, and not what IG adds to it: at kappa 100 it is worse
+    than the linear estimate.
     * {CAPACITIES}""",
     MEMBERSHIP,
     "strength: defense",
