@@ -85,6 +85,7 @@ def row(one: Standing, number: int, reference: Standing | None) -> list[str]:
     count, judged = one.share("rebuilt" if one.tier == "rebuilt" else "traces")
     if one.tier == "promised":  # an ε holds whatever came back, and says nothing of it
         what = "traces, and an ε" if count else "not judged, but an ε" if judged < len(one.rows) else what
+    what = "members" if one.tier == "traces" and not count else what
     what += f", {count} of {judged}" if count else ""
     up = one.values("megabytes_up")
     sent = _number(sum(up) / len(up)) if up else ""

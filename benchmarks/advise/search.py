@@ -87,7 +87,7 @@ class Standing:
             return "rebuilt"
         if math.isfinite(self.epsilon):
             return "promised"
-        if self.share("traces")[0]:
+        if self.share("traces")[0] or any(row.get("members") for row in self.rows):
             return "traces"
         if self.share("baseline")[1] < len(self.rows):
             return "unknown"

@@ -50,7 +50,9 @@ def leaked(one: Standing, question: Question) -> str:
     said = said or (f"something came through {of.format(traces)}" if traces else "")
     mean = " on average" if len(one.rows) > 1 else ""
     decibels = "" if one.psnr is None else f" (worst case, {worst_case(question)}: {one.psnr:.0f} dB{mean})"
-    return (said or f"nothing was rebuilt in {plural(judged, 'federation')}") + decibels
+    told = any(row.get("members") for row in one.rows)
+    told_apart = ", and examples that were trained on were told from others" if told else ""
+    return (said or f"nothing was rebuilt in {plural(judged, 'federation')}") + decibels + told_apart
 
 
 def headline(advice: Advice, may_lose: float) -> str:

@@ -48,6 +48,12 @@ def test_the_worst_federation_decides_the_tier() -> None:
     assert standing(PRIVATE, row(level="baseline", worst={"explained": False})).tier == "promised"
 
 
+def test_members_that_were_told_apart_are_traces_unless_an_epsilon_bounds_them() -> None:
+    """A run's own verdict is then "Members found", whatever its pictures show."""
+    assert standing(DGP, row(level="baseline"), row(level="baseline", members=True)).tier == "traces"
+    assert standing(PRIVATE, row(level="baseline", members=True)).tier == "promised"
+
+
 def test_what_was_not_judged_is_not_safe() -> None:
     assert standing(DGP, row(worst={"level": "unknown"})).tier == "unknown"
     assert standing(DGP, row(level="baseline"), row(worst={"level": "unknown"})).tier == "unknown"

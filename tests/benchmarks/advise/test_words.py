@@ -85,6 +85,12 @@ def test_a_failed_control_is_not_called_harmless() -> None:
     assert "nothing is known" in leaked(standing(DGP, row(worst={"level": "unknown"})), question())
 
 
+def test_members_that_were_told_apart_stand_beside_pictures_that_show_nothing() -> None:
+    one = standing(DGP, row(level="baseline", members=True))
+    assert "nothing was rebuilt" in (said := leaked(one, question())) and said.endswith("were told from others")
+    assert "told from others" not in leaked(standing(DGP, row(level="baseline")), question())
+
+
 def test_a_mean_of_worst_cases_is_called_one() -> None:
     several = standing(DGP, row(psnr=36.0), row(level="baseline", psnr=10.0))
     assert "in 1 of 2 federations (worst case, one public image in one step: 23 dB on average)" in leaked(
