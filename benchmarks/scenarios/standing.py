@@ -19,6 +19,7 @@ from prunella.benchmarks.engine.rules import interval
 from prunella.benchmarks.engine.views import NONE
 from prunella.benchmarks.papers.defended import TRAINING
 from prunella.benchmarks.scenarios.meeting import MATCHING, MEAN
+from prunella.server.report.units import plural
 
 COST = "costs"  # in place of a scenario, of a federation
 MOST = 60.0
@@ -130,18 +131,22 @@ def _spread(point: Point, metric: str, digits: int) -> str:
 
 
 def lost(point: Point, plain: Point) -> str:
-    """Points of accuracy that a chain costs, seed by seed beside no defense, and their interval; nothing where the two
-    were not measured at the same seeds.
+    """Points of accuracy that a chain costs, seed by seed beside no defense, and their interval; of the seeds that both
+    have, where some were not measured yet.
 
-    >>> lost(Point((), {"accuracy": (0.8, 0.79)}), Point((), {"accuracy": (0.9, 0.89)}))
-    '10.0 [10.0, 10.0]'
+    >>> own, plain = ({"accuracy": values} for values in ((0.8, 0.79), (0.9, 0.89, 0.7)))
+    >>> lost(Point((), own, seeds=(0, 1)), Point((), plain, seeds=(0, 1, 2)))
+    '10.0 [10.0, 10.0] (2 seeds)'
     """
-    own, other = (each.values.get("accuracy", ()) for each in (point, plain))
-    if point is plain or point.seeds != plain.seeds or len(own) != len(other):
+    both = [(each.values.get("accuracy", ()), each.seeds) for each in (point, plain)]
+    own, other = (dict(zip(seeds or range(len(values)), values, strict=False)) for values, seeds in both)
+    withheld = any(len(values) < len(seeds) for values, seeds in both)
+    points = [round(100 * (other[seed] - own[seed]), 9) for seed in own if seed in other]
+    if point is plain or withheld or not points:
         return ""
-    points = [round(100 * (before - after), 9) for before, after in zip(other, own, strict=True)]
     low, high = interval(points)
-    return f"{statistics.fmean(points):.1f}" + (f" [{low:.1f}, {high:.1f}]" if len(points) > 1 else "")
+    few = f" ({plural(len(points), 'seed')})" if len(points) < max(len(own), len(other)) else ""
+    return f"{statistics.fmean(points):.1f}" + (f" [{low:.1f}, {high:.1f}]" if len(points) > 1 else "") + few
 
 
 def prices(points: Sequence[Point]) -> str:

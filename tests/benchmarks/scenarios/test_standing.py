@@ -70,7 +70,9 @@ def test_what_a_chain_costs_is_told_beside_the_same_seeds_and_with_what_they_do_
     plain = Point((), {"accuracy": (0.90, 0.80, 0.85)}, seeds=(0, 1, 2))
     dear = Point((), {"accuracy": (0.88, 0.79, 0.82)}, seeds=(0, 1, 2))
     assert standing.lost(dear, plain) == "2.0 [-0.5, 4.5]"  # 2, 1 and 3 points: 2 ± 4.30 / sqrt(3)
-    assert standing.lost(replace(dear, seeds=(0, 1, 3)), plain) == standing.lost(plain, plain) == ""
+    assert standing.lost(replace(dear, seeds=(0, 1, 3)), plain) == "1.5 [-4.9, 7.9] (2 seeds)"
+    assert standing.lost(replace(dear, seeds=(3, 4, 5)), plain) == standing.lost(plain, plain) == ""
+    assert standing.lost(replace(dear, seeds=(0, 1, 2, 3)), plain) == ""  # one withheld every update
     one, other = (Point((), {"accuracy": (value,)}, seeds=(0,)) for value in (0.8, 0.9))
     assert standing.lost(one, other) == "10.0"
 
