@@ -187,6 +187,15 @@ def page(result: Measured, plot: str) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def short(value: float) -> float:
+    """A value as it is stored: to ``DIGITS`` digits, and where these have no decimals, whole.
+
+    >>> short(14.468513778074467), short(49051481.754)
+    (14.468514, 49051481.754)
+    """
+    return float(f"{value:.{DIGITS}g}") if abs(value) < 10**4 else value
+
+
 def as_json(result: Measured) -> dict[str, Any]:
     """Every number, seed by seed, to ``DIGITS`` digits, with settings, verdict and machine."""
     experiment = result.experiment
@@ -205,7 +214,7 @@ def as_json(result: Measured) -> dict[str, Any]:
                 "label": point.label,
                 "control": point.control,
                 **({"seeds": point.seeds} if point.seeds != usual else {}),
-                "values": {key: [float(f"{value:.{DIGITS}g}") for value in own] for key, own in point.values.items()},
+                "values": {key: list(map(short, own)) for key, own in point.values.items()},
                 "published": {m.key: m.published[point.label] for m in metrics if point.label in m.published},
             }
             for point, usual in zip(result.points, assumed(result.points, result.seeds, result.missing), strict=True)
