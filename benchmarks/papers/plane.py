@@ -41,6 +41,7 @@ from prunella.benchmarks.engine.views import NONE, received_of
 from prunella.benchmarks.papers.channel_denoised import Noise, learnt, noise_of
 from prunella.benchmarks.papers.channel_inversion import CHANNELS
 from prunella.benchmarks.papers.tradeoff import ALPHA, CONTROL, AfterTraining, answers, examples_of, federation
+from prunella.core.errors import ConfigError
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction
 from prunella.privacy.channel import capacity, eigenvalues, solve_variance
@@ -57,10 +58,15 @@ PUBLIC, PLAYED = 5000, 1000
 
 @functools.lru_cache(maxsize=1)
 def public_images(dataset: str, clients: int, examples: int, seed: int, data: Path | None) -> Examples:
-    """Images that nobody trained on, as many of each client, in an order of the seed."""
+    """Images that nobody trained on, as many of each client, in an order of the seed. Raises ``ConfigError`` where a
+    client has not more than its ``examples``."""
     partition, x, y = Partition("dirichlet", clients, ALPHA, seed), list[Tensor](), list[Tensor]()
     for client in range(clients):
         own = client_images(dataset, data, partition, client)
+        if len(own) <= examples:
+            raise ConfigError(
+                f"client {client} of seed {seed} has {len(own)} images: ask for fewer examples, or clients"
+            )
         more = slice(examples, examples + PUBLIC // clients)
         x.append(own.x[more])
         y.append(own.y[more])
@@ -100,8 +106,13 @@ def of_population(settings: Settings, seed: int, data: Path | None) -> Settings:
 
 def cleaned(pictures: Tensor, public: Tensor, fitted: State, generator: torch.Generator) -> dict[str, Tensor]:
     """What a filter and a network make of pictures [N, C, H, W] in [0, 1] behind a channel, which both learn from
-    public images [M, C, H, W]."""
+    public images [M, C, H, W]. Raises ``ConfigError`` where these are no more than pixels: what learns from so few is
+    no attacker that a defense can be judged by."""
     played, others = public[:PLAYED], public[PLAYED:]
+    if len(others) <= others[0].numel():
+        raise ConfigError(
+            f"{len(public)} public images are too few to learn a covariance of {others[0].numel()} pixels"
+        )
     mean, signal = moments(others)
     noise = Noise(mean, signal, noise_of(fitted, signal))
     noisy = into_box(noise.added(played, generator))

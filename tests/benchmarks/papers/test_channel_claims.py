@@ -99,7 +99,7 @@ def test_matched_asks_natural_for_accuracy_and_for_hidden_images(accuracy: float
 
 def test_matched_is_c4_on_clients_with_more_images_than_pixels() -> None:
     (few, many) = (claim.experiment.sweeps["small"].cells for claim in (C4, MATCHED))
-    changed = {"examples": 5000, "population": False, "members": False}
+    changed = {"clients": 2, "examples": 5000, "population": False, "members": False}
     assert [{**cell, **changed} for cell in few] == list(many)
 
 

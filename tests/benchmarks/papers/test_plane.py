@@ -12,6 +12,7 @@ from prunella.benchmarks.papers import plane
 from prunella.benchmarks.papers.channel_claims import PLANE_CELLS
 from prunella.benchmarks.papers.plane import CHANNELS, MEMBERSHIP, NATURAL, PERSONALIZED, WHITE
 from prunella.benchmarks.papers.tradeoff import examples_of
+from prunella.core.errors import ConfigError
 from prunella.core.randomness import PrivateGenerator
 from prunella.core.trees import Tree
 from prunella.privacy.chain import build_chain, start
@@ -97,6 +98,15 @@ def test_a_channels_cell_has_all_attacks_and_every_image(name: str) -> None:
     found = plane.membership({**behind(name), "images": 2}, 0, None)[name]
     best = min(found[f"mse_{name}"] for name in ("plain", "denoised", "learnt", "mean"))
     assert found["mse_strongest"] == best == (found["mse_strongest.0"] + found["mse_strongest.1"]) / 2
+
+
+def test_a_server_with_fewer_public_images_than_pixels_is_no_attacker() -> None:
+    images = every_test_image("digits", None).x
+    public, fitted = torch.cat([images] * 4), {"channel": {"variance": torch.tensor(0.09)}}
+    with pytest.raises(ConfigError, match="too few to learn a covariance of 64 pixels"):
+        plane.cleaned(images[:2], public[: plane.PLAYED + 64], fitted, torch.Generator())
+    with pytest.raises(ConfigError, match="ask for fewer examples"):
+        plane.public_of({**NOISY, "examples": 5000}, 0, None)
 
 
 def test_where_membership_is_not_asked_for_there_is_none_and_the_control_needs_none() -> None:
