@@ -9,6 +9,8 @@ learned.
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+EARLY = "stopped before round"  # begins the note of a run that ended for a budget
+
 
 class Overrun(NamedTuple):
     """The epsilon that one more round would reach, and the budget it would exceed."""
@@ -49,4 +51,4 @@ def too_few(clients: Iterable[int], over: Mapping[int, Overrun], minimum: int, b
     least = min(each.budget for each in over.values())
     whose = f"privacy.epsilon-budget = {least:g}" if least == budget else f"their own ε budget, the least {least:g}"
     past = f"{len(over)} of {len(everyone)} clients past {whose}"
-    return f"stopped before round {round}: it would bring {past} (ε up to {max(over.values()).epsilon:.3f})"
+    return f"{EARLY} {round}: it would bring {past} (ε up to {max(over.values()).epsilon:.3f})"

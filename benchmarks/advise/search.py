@@ -3,7 +3,7 @@
 A proposal is worth as much as the worst of its audits: public images in the worst case, one image in one step, and
 what its rounds gave away. Candidates stand in tiers, the best first:
 
-promised   a proven ε of at most ``LARGEST`` that every ledger kept to, and nothing was rebuilt; traces are what an ε
+promised   a proven ε of at most ``LARGEST_EPSILON`` that every ledger kept to, and nothing was rebuilt; traces are what an ε
            may let through
 clear      no ε; nothing was rebuilt, by an attack that works without the defense and explains the updates
 open       no ε; nothing was rebuilt, but the attack does not explain the updates: one that does may rebuild
@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from prunella.attacks.score.level import ORDER, Level
-from prunella.benchmarks.advise.proposals import EPSILONS, NONE, Proposal, Question, neighbours, shortlist
+from prunella.benchmarks.advise.proposals import NONE, Proposal, Question, neighbours, shortlist
 from prunella.benchmarks.engine.cells import Row
 from prunella.benchmarks.engine.rules import interval
+from prunella.server.report.state import LARGEST_EPSILON
 
 Tier = Literal["promised", "clear", "open", "traces", "unknown", "rebuilt"]
 TIERS: tuple[Tier, ...] = ("promised", "clear", "open", "traces", "unknown", "rebuilt")
 SAFE: tuple[Tier, ...] = ("promised", "clear", "open")  # nothing was rebuilt
 PAIRS, SEEDS = 2, 5  # federations of a contender: before neighbours are tried, and in the end
-LARGEST = max(EPSILONS)  # beyond, an ε is true and bounds nothing that matters
 SETTLED = 3  # federations that a recommendation should rest on
 
 
@@ -82,12 +82,17 @@ class Standing:
         return sum(each >= ORDER.index(level) for each in judged), len(judged)
 
     @property
+    def members(self) -> bool:
+        """Whether examples that were trained on were told from others in any federation."""
+        return any(row.get("members") for row in self.rows)
+
+    @property
     def tier(self) -> Tier:
         if self.share("rebuilt")[0]:
             return "rebuilt"
         if math.isfinite(self.epsilon):
             return "promised"
-        if self.share("traces")[0] or any(row.get("members") for row in self.rows):
+        if self.share("traces")[0] or self.members:
             return "traces"
         if self.share("baseline")[1] < len(self.rows):
             return "unknown"
@@ -96,13 +101,13 @@ class Standing:
     @property
     def epsilon(self) -> float:
         """What its noise was made for or, of a chain of the user's own, what was spent here; infinite without one,
-        where a site has none or spent more, and above ``LARGEST``."""
+        where a site has none or spent more, and above ``LARGEST_EPSILON``."""
         spent = self.values("epsilon")
         if len(spent) < len(self.rows) or not spent:
             return math.inf
         made_for = self.proposal.epsilon
         found = max(spent) if made_for is None else made_for if max(spent) <= made_for else math.inf
-        return found if found <= LARGEST else math.inf
+        return found if found <= LARGEST_EPSILON else math.inf
 
     @property
     def rank(self) -> tuple[int, float, float, float]:

@@ -5,10 +5,11 @@ import shlex
 from collections.abc import Sequence
 
 from prunella.benchmarks.advise.proposals import Question, settings_of, shortlist
-from prunella.benchmarks.advise.search import LARGEST, SETTLED, Advice, Standing, Tier, lost, lost_interval
+from prunella.benchmarks.advise.search import SETTLED, Advice, Standing, Tier, lost, lost_interval
 from prunella.library import DEFAULT_ATTACK
 from prunella.privacy import find_defense
 from prunella.privacy.defense import HEURISTIC
+from prunella.server.report.state import LARGEST_EPSILON
 from prunella.server.report.units import capital, plural
 from prunella.strategies.secure_sum.vector import NAME as SECURE_SUM
 
@@ -50,8 +51,7 @@ def leaked(one: Standing, question: Question) -> str:
     said = said or (f"something came through {of.format(traces)}" if traces else "")
     mean = " on average" if len(one.rows) > 1 else ""
     decibels = "" if one.psnr is None else f" (worst case, {worst_case(question)}: {one.psnr:.0f} dB{mean})"
-    told = any(row.get("members") for row in one.rows)
-    told_apart = ", and examples that were trained on were told from others" if told else ""
+    told_apart = ", and examples that were trained on were told from others" if one.members else ""
     return (said or f"nothing was rebuilt in {plural(judged, 'federation')}") + decibels + told_apart
 
 
@@ -140,7 +140,7 @@ def limits(one: Standing, question: Question) -> list[str]:
         found.append("Of the parts without an ε only bytes are to be expected.")
     if any(row.get("worst", {}).get("explained") is False for row in one.rows):
         found.append("The attack does not explain its updates: that it rebuilt nothing there shows nothing.")
-    if any(row.get("members") for row in one.rows):
+    if one.members:
         found.append("Examples that were trained on were told from others better than by chance.")
     if open_rounds := sum(row.get("rounds") == "unknown" for row in one.rows):
         found.append(
@@ -148,8 +148,8 @@ def limits(one: Standing, question: Question) -> list[str]:
             f"{plural(len(one.rows), 'federation')}: there the attack fails without a defense, too, does not finish, "
             "or does not explain the updates."
         )
-    if (spent := max(one.values("epsilon"), default=0.0)) > LARGEST:
-        found.append(f"It spent ε {spent:.3g}, and only one of at most {LARGEST:g} counts as one here.")
+    if (spent := max(one.values("epsilon"), default=0.0)) > LARGEST_EPSILON:
+        found.append(f"It spent ε {spent:.3g}, and only one of at most {LARGEST_EPSILON:g} counts as one here.")
     if any(name.startswith("channel-") for name in names) and question.examples < question.pixels:
         found.append(
             f"A channel fitted on {question.examples} images, the smallest site's, knows fewer directions than their "

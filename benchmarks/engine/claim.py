@@ -5,7 +5,6 @@ A *cell* is one measurement at some settings and one seed; it gives metrics by s
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 import re
@@ -133,10 +132,9 @@ class Point:
     def covers(self, metric: str) -> bool:
         """Whether the images that were kept are those of the metric's mean. Where an attack answered fewer on a seed,
         only what all seeds have is kept, and its interval is of another mean. Stored values have eight digits."""
-        means, alike = list(map(statistics.fmean, zip(*self._images(metric), strict=True))), math.isclose
-        return bool(means) and all(
-            map(functools.partial(alike, rel_tol=1e-6, abs_tol=1e-9), means, self.values[metric])
-        )
+        means = list(map(statistics.fmean, zip(*self._images(metric), strict=True)))
+        pairs = zip(means, self.values[metric], strict=False)
+        return bool(means) and all(math.isclose(*pair, rel_tol=1e-6, abs_tol=1e-9) for pair in pairs)
 
     def _images(self, metric: str) -> list[tuple[float, ...]]:
         """A metric of every image that was kept, seed by seed."""

@@ -174,7 +174,7 @@ def judge_bound(points: Sequence[Point]) -> Judgement:
 def draw_bounds(points: Sequence[Point], path: Path) -> None:
     """NMI over each bound, a line for what is moved, with its value at every place; all three meet in one."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import ScalarFormatter
+    from matplotlib.ticker import LogLocator, ScalarFormatter
 
     figure = Figure(figsize=(7.0, 6.4), layout="constrained")
     panels = figure.subplots(2, 1, sharey=True)
@@ -195,7 +195,7 @@ def draw_bounds(points: Sequence[Point], path: Path) -> None:
         panel.grid(alpha=0.3)
         told.append((panel, {**places, "all": (base.mean(kind), base.mean("nmi"))}))
     panels[0].set_xscale("log")
-    panels[0].set_xticks([1000, 1500, 2000, 3000, 5000, 10_000, 15_000])
+    panels[0].xaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0)))
     panels[0].xaxis.set_major_formatter(ScalarFormatter())
     panels[0].minorticks_off()
     panels[0].legend(title="moved", fontsize=9)

@@ -45,7 +45,7 @@ MORE = (
 SOME = (NONE, "top-k", "gaussian", "priprune", "channel-natural", "dp-sgd", "dgp,mask-hiding")
 NAMED = tuple(name for name, one in SCENARIOS.items() if one.model not in LARGER)
 SEEDS = (0, 1, 2, 3, 4)
-EVERY = 10_000  # test images of either dataset
+EVERY = 10_000  # test images at most: local copies may have fewer
 FULL_ROUNDS = 5  # times the rounds of a federation, at full size
 LENGTHS = {"mnist": (20, 10), "cifar10": (15, 20)}  # rounds and local steps of a federation
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prunella.core.untrusted import figure
+from prunella.server.budget import EARLY
 from prunella.server.report.series import last, points, present, total
 from prunella.server.report.units import digits, percent, plural
 from prunella.server.store.schema import StoreLine
 
 STOPPED, UNFINISHED = "stopped", ("failed", "stopped")  # one that says it is running was killed, or goes on
-EARLY = "stopped before round"  # of a run that its budget ended: ``server.budget.too_few``
 LEAST_EPSILON = 1e-3  # a smaller one is told as below this: "0" would read as if nothing could be learnt
 LARGEST_EPSILON = 16.0  # beyond, an ε is true and bounds nothing that matters: e^16 is nine million
 SECURE_SUM = "secure-sum"  # strategies.secure_sum.vector.NAME, which is slow to import

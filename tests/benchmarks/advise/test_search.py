@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from prunella.benchmarks.advise.proposals import Proposal, shortlist
 from prunella.benchmarks.advise.search import (
-    LARGEST,
     SAFE,
     SEEDS,
     Standing,
@@ -20,6 +19,7 @@ from prunella.benchmarks.advise.search import (
     lost_interval,
     next_trial,
 )
+from prunella.server.report.state import LARGEST_EPSILON
 from tests.benchmarks.advise.test_proposals import question
 
 NONE, DGP, PRIVATE = Proposal("none", 0.3), Proposal("dgp", 0.3), Proposal("dp-sgd", 0.3, 4.0)
@@ -76,7 +76,7 @@ def test_an_epsilon_that_a_ledger_passed_is_no_promise_and_one_that_it_kept_may_
 
 def test_an_epsilon_that_bounds_nothing_that_matters_is_no_promise() -> None:
     own, judged = Proposal("dp-sgd", 0.3), row(level="baseline", epsilon=3001.0)
-    assert standing(own, row(level="baseline", epsilon=LARGEST)).tier == "promised"
+    assert standing(own, row(level="baseline", epsilon=LARGEST_EPSILON)).tier == "promised"
     assert standing(own, judged).tier == "clear"
     assert standing(own, row(worst={"level": "unknown"}, epsilon=3001.0)).tier == "unknown"
     assert standing(own, row(level="traces", epsilon=3001.0)).tier == "traces"
