@@ -3,8 +3,8 @@
 A proposal is worth as much as the worst of its audits: public images in the worst case, one image in one step, and
 what its rounds gave away. Candidates stand in tiers, the best first:
 
-promised   a proven ε of at most ``LARGEST_EPSILON`` that every ledger kept to, and nothing was rebuilt; traces are what an ε
-           may let through
+promised   a proven ε of at most ``LARGEST_EPSILON`` that every ledger kept to, and nothing was rebuilt; traces are what
+           an ε may let through
 clear      no ε; nothing was rebuilt, by an attack that works without the defense and explains the updates
 open       no ε; nothing was rebuilt, but the attack does not explain the updates: one that does may rebuild
 traces     something came through
