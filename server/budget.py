@@ -9,7 +9,7 @@ learned.
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-EARLY = "stopped before round"  # begins the note of a run that ended for a budget
+from prunella.server.store.schema import EARLY
 
 
 class Overrun(NamedTuple):

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prunella.core.untrusted import figure
-from prunella.server.budget import EARLY
 from prunella.server.report.series import last, points, present, total
 from prunella.server.report.units import digits, percent, plural
-from prunella.server.store.schema import StoreLine
+from prunella.server.store.schema import EARLY, StoreLine
 
 STOPPED, UNFINISHED = "stopped", ("failed", "stopped")  # one that says it is running was killed, or goes on
 LEAST_EPSILON = 1e-3  # a smaller one is told as below this: "0" would read as if nothing could be learnt

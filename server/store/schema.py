@@ -17,6 +17,7 @@ from prunella.core.untrusted import MAX_COUNT, figure
 
 LOCAL_SETTINGS = ("run-dir", "resume", "metrics-address", "audit-cluster")  # of one place, not of the experiment
 RUN, METRIC_LINES, AUDIT_LINES = "run.json", "metrics.jsonl", "audits.jsonl"
+EARLY = "stopped before round"  # begins the note of a run that ended for a budget
 StoreLine = dict[str, Any]
 
 
