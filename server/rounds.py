@@ -51,6 +51,7 @@ from prunella.tasks.task import Task, initial
 from prunella.tasks.training import Evaluation
 from prunella.wire.records import from_dense, to_dense
 
+FAILED = "audits_total|failed"
 EMPTY_ROUNDS = 3  # rounds without a single valid reply before the run gives up
 
 
@@ -131,8 +132,11 @@ def begin(federation: Federation) -> tuple[int, Tree]:
     federation.round = saved.round
     federation.emit(saved.round, ledger_rows(federation.ledgers))  # with what the round that was cut short was charged
     outcomes = Counter(audit["outcome"] for audit in federation.store.audits())
-    federation.counters |= dict.fromkeys(audits_counted(federation.counters), 0.0)  # some were taken back
+    before = audits_counted(federation.counters)
+    federation.counters |= dict.fromkeys(before, 0.0)  # some were taken back
     federation.counters |= {f"audits_total|{outcome}": float(count) for outcome, count in outcomes.items()}
+    if before.get(FAILED, 0.0) > outcomes["failed"]:  # no folder has them, to ask again: the count tells of lost lines
+        federation.counters[FAILED] = before[FAILED]
     show_again(federation)
     told = {line["round"] for line in federation.store.metrics() if line["metric"] == "accuracy_ratio"}
     if federation.run.evaluation == "server" and saved.round not in told:

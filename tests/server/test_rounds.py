@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -124,6 +125,17 @@ def test_monitoring_knows_after_a_resume_what_it_knew_before(tmp_path: Path) -> 
         assert float(shown[f"prunella_{name}"]) == stored[name], name
     assert float(shown['prunella_wire_bytes_total{direction="up"}']) > 0
     federation.exporter.close()
+
+
+def test_a_failed_audit_whose_line_was_lost_is_missed_after_a_resume_too(tmp_path: Path) -> None:
+    go(tmp_path, rounds=2)
+    saved = final(tmp_path)
+    counters = {**saved.counters, "audits_total|failed": 1.0, "audits_total|scored": 1.0}  # a full disk: and no line
+    checkpoint.save(tmp_path / "run" / "checkpoint", replace(saved, counters=counters))
+    federation, _ = build(tmp_path, rounds=2, resume=True)
+    server_rounds.begin(federation)
+    assert federation.counters["audits_total|failed"] == 1.0
+    assert federation.counters["audits_total|scored"] == 0.0, "its folder is there: it is attacked again"
 
 
 def test_a_server_that_dies_after_clients_trained_repeats_the_round_with_their_old_state(tmp_path: Path) -> None:
