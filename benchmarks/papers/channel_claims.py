@@ -295,7 +295,7 @@ MATCHED = declared(
     * Membership is not inferred: each image is seen 1.2 times.
     * {STRONGEST}
     * Measured before with 4 clients, which have 3937 to 6940 images of this copy, so that 84 to 250 were left for a
-    server to learn from: what is rebuilt behind channels was up to 3 dB too low.
+    server to learn from: what is rebuilt behind channels was up to 4 dB too low, and the verdict "does not hold".
     * {CAPACITIES}""",
     MEMBERSHIP,
     "strength: defense",
