@@ -29,9 +29,9 @@ from prunella.attacks.score.membership import found as members_told
 from prunella.attacks.trace import load_trace, recorded_task
 from prunella.core.config import parse_section, section_defaults
 from prunella.core.device import pick_device
-from prunella.core.errors import AttackError, unknown
+from prunella.core.errors import AttackError
 from prunella.core.files import read_tree
-from prunella.core.foreign import is_foreign
+from prunella.core.foreign import is_foreign, unlisted
 from prunella.core.memory import keep_freed_memory
 from prunella.core.randomness import stream
 from prunella.core.types import PrivateBatch, Reconstruction, ServerView
@@ -125,7 +125,7 @@ class Replay:
 def settings_of(name: str, given: Sequence[str]) -> Any:
     """The attack's settings after ``-c ig.iterations=200``. Raises ``ConfigError``."""
     if name not in SECTIONS and not is_foreign(name):
-        raise unknown("attack", name, SECTIONS)
+        raise unlisted("attack", name, SECTIONS)
     section = find_attack(name).settings if is_foreign(name) else SECTIONS[name]
     return parse_section(parse(given, section_defaults(name, section)), name, section)
 

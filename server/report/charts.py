@@ -9,6 +9,7 @@ shown by colour alone. ``line`` is drawn through its points, ``dots`` are only m
 True
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -73,14 +74,18 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def thin(points: tuple[Point, ...], most: int = DRAWN) -> tuple[Point, ...]:
-    """At most about ``most`` points, evenly taken, first and last kept.
+    """At most ``most`` points: first and last, and of stretches of equal length the lowest and the highest, so that no
+    single round that leaks is left out.
 
-    >>> [x for x, _ in thin(tuple((float(i), 0.0) for i in range(10)), 4)]
-    [0.0, 3.0, 6.0, 9.0]
+    >>> [x for x, _ in thin(tuple((float(i), float(i == 4)) for i in range(10)), 6)]
+    [0.0, 1.0, 4.0, 5.0, 9.0]
     """
     if len(points) <= most:
         return points
-    return tuple(points[round(i * (len(points) - 1) / (most - 1))] for i in range(most))
+    inner, stretches = points[1:-1], (most - 2) // 2
+    ends = [round(i * len(inner) / stretches) for i in range(stretches + 1)]
+    kept = [of(inner[a:b], key=lambda p: p[1]) for a, b in itertools.pairwise(ends) for of in (min, max)]
+    return tuple(sorted({points[0], *kept, points[-1]}))
 
 
 def _limits(values: Sequence[float], fixed: tuple[float, float] | None) -> tuple[float, float]:

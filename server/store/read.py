@@ -5,10 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from prunella.core.metrics import LEDGER_METRICS
-from prunella.core.untrusted import figure
+from prunella.core.untrusted import MAX_COUNT, figure
 from prunella.server.store.schema import AUDIT_LINES, METRIC_LINES, MOST, RUN, StoreError, StoreLine
 
 FIX = "restore it, or remove the run"
+NUMBERS: dict[str, tuple[float, float]] = {
+    **{"test_examples": (1, MAX_COUNT), "classes": (1, MAX_COUNT), "largest_class": (0, 1)},
+    **{"model_parameters": (0, MOST), "rounds": (0, MOST)},
+}
 
 
 def _bytes(path: Path) -> bytes | None:
@@ -41,6 +45,15 @@ def read_lines(path: Path, fits: Callable[[StoreLine], bool] = lambda line: True
     return lines
 
 
+def _is_run(found: StoreLine) -> bool:
+    """Whether what its readers count on is a number, a list or an object where ``run.json`` has it."""
+    if not all(isinstance(found.get(key, {}), dict) for key in ("settings", "versions")):
+        return False
+    told = {**found, "rounds": found.get("settings", {}).get("rounds")}
+    numbers = all(told.get(key) is None or figure(told[key], *span) is not None for key, span in NUMBERS.items())
+    return numbers and isinstance(found.get("claims") or [], list)
+
+
 def read_run(run_dir: Path) -> StoreLine:
     """``run.json``, or an empty mapping when it is not there yet."""
     path = run_dir / RUN
@@ -49,7 +62,7 @@ def read_run(run_dir: Path) -> StoreLine:
         found = {} if content is None else json.loads(content)
     except ValueError:
         found = None
-    if not isinstance(found, dict) or not all(isinstance(found.get(key, {}), dict) for key in ("settings", "versions")):
+    if not isinstance(found, dict) or not _is_run(found):
         raise StoreError(f"{path} is not a JSON object as a run writes it: {FIX}")
     return found
 

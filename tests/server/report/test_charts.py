@@ -60,6 +60,8 @@ def test_no_points_is_said_and_not_drawn() -> None:
 def test_long_series_are_thinned_and_lose_their_markers() -> None:
     points = tuple((float(i), float(i % 7)) for i in range(5000))
     assert len(thin(points)) == DRAWN and thin(points)[-1] == points[-1]
+    leak = (*points[:2345], (2345.0, 99.0), *points[2346:])
+    assert leak[2345] in thin(leak) and len(thin(leak)) <= DRAWN
     plot = parsed(line_chart("A", [Series("a", "blue", points)], score)).findall(".//svg")[-1]
     assert not list(plot.iter("circle")) and len(str(ElementTree.tostring(plot))) < 20_000
 

@@ -11,7 +11,11 @@ def test_a_run_that_wrote_nothing_yet_reads_as_empty(tmp_path: Path) -> None:
     assert read_run(tmp_path) == {} and read_metrics(tmp_path) == read_audits(tmp_path) == []
 
 
-@pytest.mark.parametrize("text", ["[1", "5", "null", "[]", "", '{"settings": "x"}', '{"versions": null}'])
+ODD = ['{"classes": "ten"}', '{"test_examples": -1}', '{"largest_class": [1]}', '{"model_parameters": true}']
+ODD += ['{"settings": {"rounds": "x"}}', '{"claims": 5}']
+
+
+@pytest.mark.parametrize("text", ["[1", "5", "null", "[]", "", '{"settings": "x"}', '{"versions": null}', *ODD])
 def test_a_run_json_that_is_damaged_is_an_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(StoreError, match=rf"{tmp_path}/run.json is not a JSON object.*: restore it, or remove the run"):
