@@ -35,6 +35,7 @@ def export(
     Masks of single weights save bytes on the wire, and no time: only whole filters make a model smaller and faster.
     """
     with explained():
+        from prunella.core.folders import unwritable
         from prunella.deploy.runs import find
         from prunella.deploy.tools.export import Wanted
         from prunella.deploy.tools.export import export as write
@@ -44,5 +45,7 @@ def export(
         found = find(runs, run)
         for line in write(found, Wanted(out, best, named(formats or []), int8, bench, data)).lines():
             say(line)
-        if found.status():
+        if found.status() and (reason := unwritable(found.path)):
+            say(f"report     as it was: {found.path} cannot be written ({reason})")
+        elif found.status():
             say(f"report     {write_report(found.path)}")

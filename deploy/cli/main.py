@@ -254,7 +254,7 @@ def audit(
 
         sources = Sources(trace, out, model, truth, known, tuple(earlier or ()), keep, device)
         if attack in PROBES:
-            must_rebuild(attack, control or worst_case)
+            must_rebuild(attack, control or worst_case or bool(public))
             for line in audit_membership(sources, attack, settings or [], seed).lines():
                 say(line)
             return

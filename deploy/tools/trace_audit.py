@@ -115,7 +115,7 @@ def must_rebuild(name: str, asked: bool) -> None:
     """Raise ``UsageError`` where a control or a worst case is ``asked`` of an attack that infers labels or membership:
     its flat images would be scored, and every control would fail."""
     if asked and (name in PROBES or find_attack(name).gives != "images"):
-        raise UsageError(f"{name} rebuilds no image: leave out --control and --worst-case")
+        raise UsageError(f"{name} rebuilds no image: leave out --control, --worst-case and --public")
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,11 @@ def test_membership_in_the_weights_a_trace_ends_with(digits: PrivateBatch, tmp_p
     known = audit(tmp_path / "end.safetensors", *files)
     assert outranks(known) > 85 and "members told from outsiders better than by chance" in known
     assert "0.1\u202f% of false alarms cannot be resolved with at most 90 outsiders" in known
+    for option, value in (("--earlier", tmp_path / "start.safetensors"), ("--keep", tmp_path), ("--public", "digits")):
+        result = CliRunner().invoke(
+            cli.app, ["audit", *map(str, (tmp_path / "end.safetensors", *files, option, value))]
+        )
+        assert result.exit_code == 2 and option in result.output
     unknown = audit(tmp_path / "start.safetensors", *files)
     assert abs(outranks(unknown) - 50) < 20 and "members not told" in unknown
 

@@ -240,7 +240,7 @@ def test_what_cannot_run_is_refused_before_anything_is_estimated(trace: Path, tm
 def test_an_attack_that_rebuilds_no_image_has_no_control(trace: Path) -> None:
     """Flat images are no reconstruction: a control of them would always fail."""
     for control, worst in ((True, False), (False, True)):
-        with pytest.raises(UsageError, match="label rebuilds no image: leave out --control and --worst-case"):
+        with pytest.raises(UsageError, match="label rebuilds no image: leave out --control, --worst-case and --public"):
             audited(trace, "label.rule=impact", attack="label", control=control, worst=worst)
     told = audited(trace, "label.rule=impact", attack="label")
     assert not any("--worst-case" in line for line in told)
