@@ -121,6 +121,7 @@ def begin(federation: Federation) -> tuple[int, Tree]:
     if saved is None:
         params, buffers = initial(federation.task, run.seed)
         federation.store.rewind(0)
+        federation.auditor.recover(0, ())
         federation.emit(0, ledger_rows(federation.ledgers))
         return 0, {**params, **buffers}
     checkpoints.require_same_settings(saved, federation.raw)
@@ -131,12 +132,15 @@ def begin(federation: Federation) -> tuple[int, Tree]:
     federation.store.rewind(saved.round)
     federation.round = saved.round
     federation.emit(saved.round, ledger_rows(federation.ledgers))  # with what the round that was cut short was charged
-    outcomes = Counter(audit["outcome"] for audit in federation.store.audits())
+    audits = federation.store.audits()
+    outcomes = Counter(audit["outcome"] for audit in audits)
     before = audits_counted(federation.counters)
     federation.counters |= dict.fromkeys(before, 0.0)  # some were taken back
     federation.counters |= {f"audits_total|{outcome}": float(count) for outcome, count in outcomes.items()}
-    if before.get(FAILED, 0.0) > outcomes["failed"]:  # no folder has them, to ask again: the count tells of lost lines
-        federation.counters[FAILED] = before[FAILED]
+    # Of the lines that were lost, those come again whose answer still lies in a folder; the count tells of the others.
+    lost = before.get(FAILED, 0.0) - outcomes["failed"] - federation.auditor.recover(saved.round, audits)
+    if lost > 0:
+        federation.counters[FAILED] = outcomes["failed"] + lost
     show_again(federation)
     told = {line["round"] for line in federation.store.metrics() if line["metric"] == "accuracy_ratio"}
     if federation.run.evaluation == "server" and saved.round not in told:
@@ -329,7 +333,6 @@ def federate(federation: Federation, grid: Grid) -> None:
     """The whole run."""
     run = federation.run
     start, tree = begin(federation)
-    federation.auditor.recover(start, federation.store.audits())
     federation.auditor.prepare()
     wanted = max(run.min_clients, run.expected_clients)
 

@@ -188,7 +188,7 @@ def page(result: Measured, plot: str) -> str:
 
 
 def short(value: float) -> float:
-    """A value as it is stored: to ``DIGITS`` digits, and where these have no decimals, whole.
+    """A value as it is stored: to ``DIGITS`` digits, and from ten thousand on, which are bytes and counts, as it is.
 
     >>> short(14.468513778074467), short(49051481.754)
     (14.468514, 49051481.754)

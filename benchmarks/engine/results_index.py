@@ -25,7 +25,7 @@ a number that the rule needs is missing. What
 was left out because its control failed stands first in a verdict as not judged. Where nothing is there, at most 5 % of
 a claim's verdicts are wrong: it holds in 2.5 % of measurements, and in 2.5 % any of its comparisons or parts refutes it
 (a simulation among the tests, for symmetric noise; the module says what is not covered). Were there nothing behind any
-of 32 claims, one or two would be judged wrong. Three seeds seldom refute one of many comparisons: such a claim is
+of 30 claims, one or two would be judged wrong. Three seeds seldom refute one of many comparisons: such a claim is
 rather *undecided*.
 
 Verdicts are by Student's t over the means of seeds, which is wrong in 5 %. A bootstrap of seeds and images, as in the

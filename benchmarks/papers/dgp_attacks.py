@@ -301,16 +301,18 @@ def paper() -> tuple[Settings, ...]:
 
 def judge_accuracy(points: Sequence[Point]) -> Judgement:
     """D7: DGP at 80 % is more accurate than Top-k at 95 % everywhere; and where attacks were run,
-    privacy is alike: neither lets one reach an SSIM of ``UNRECOGNISED``; in trend, DGP does not."""
+    privacy is alike: both let one reach an SSIM of ``UNRECOGNISED``, or neither does; in trend, Top-k alone does."""
     accuracy = seeds_of([p for p in points if p.label[-1] == TRAINING], "accuracy")
     sides = {f"{d}, {m}": ((d, m, chain, t), (d, m, "top-k", t)) for d, m, chain, t in accuracy if chain == "dgp"}
     parts = [at_least(paired(accuracy, sides), "accuracy, DGP 80 % over Top-k 95 %", LEAD)]
     attacked = [p for p in points if p.label[-1] != TRAINING]
     rebuilt = {c: [p.label[-1] for p in attacked if p.label[2] == c and p.mean("ssim") >= UNRECOGNISED] for c in CHAINS}
     if attacked:
-        word = NOT if rebuilt["dgp"] else TREND if rebuilt["top-k"] else HOLDS
+        alike = bool(rebuilt["dgp"]) == bool(rebuilt["top-k"])
+        word = HOLDS if alike else NOT if rebuilt["dgp"] else TREND
         named = ", ".join(f"{chain} {' and '.join(names) or 'none'}" for chain, names in rebuilt.items())
-        parts.append(Judgement(word, f"attacks that reach an SSIM of {UNRECOGNISED}: {named}"))
+        said = f"privacy is {'alike' if alike else 'not alike'}: attacks that reach an SSIM of {UNRECOGNISED}: {named}"
+        parts.append(Judgement(word, said))
     return worst(parts)
 
 

@@ -63,7 +63,7 @@ def public_images(dataset: str, clients: int, examples: int, seed: int, data: Pa
     partition, x, y = Partition("dirichlet", clients, ALPHA, seed), list[Tensor](), list[Tensor]()
     for client in range(clients):
         own = client_images(dataset, data, partition, client)
-        if len(own) <= examples:
+        if not 0 < examples < len(own):  # 0 are all
             raise ConfigError(
                 f"client {client} of seed {seed} has {len(own)} images: ask for fewer examples, or clients"
             )
@@ -111,7 +111,7 @@ def cleaned(pictures: Tensor, public: Tensor, fitted: State, generator: torch.Ge
     played, others = public[:PLAYED], public[PLAYED:]
     if len(others) <= others[0].numel():
         raise ConfigError(
-            f"{len(public)} public images are too few to learn a covariance of {others[0].numel()} pixels"
+            f"{len(others)} of {len(public)} public images are too few for a covariance of {others[0].numel()} pixels"
         )
     mean, signal = moments(others)
     noise = Noise(mean, signal, noise_of(fitted, signal))

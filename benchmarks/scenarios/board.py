@@ -106,6 +106,7 @@ def board(
     there = {key: SCENARIOS[key] for key in SCENARIOS if any(cell["scenario"] == key for cell in sweep)}
     words = " ".join(f"`{key}`: {one.says}, {one.model} on {one.dataset}." for key, one in there.items())
     size = "" if any(one.model in LARGER for one in there.values()) else " of 20 to 110 thousand weights"
+    tested = "* `tested` is how many test images count at most: the local copies of these have 5,000."
     pruned = """* Precode under `pruned-0.8` is no network that works: the smallest weights are its bottleneck's, the
         mask removes all of them, and nothing of an image gets into the update."""
     claim = declared(
@@ -116,6 +117,7 @@ def board(
         * {words}
         * An update that an attack gives no answer for counts as the mean images of its classes.
         {pruned if "pruned-0.8" in there else ""}
+        {tested if any(cell["scenario"] == COST for cell in sweep) else ""}
         * The time of an attack is of all updates of a cell, what it learns included, on one thread.""",
         MEASURE,
         "scenario dataset defenses: attack",

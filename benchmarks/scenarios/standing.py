@@ -229,7 +229,8 @@ def draw(points: Sequence[Point], path: Path) -> None:
     figure = Figure(figsize=(7.2 * len(there), 5.2), layout="constrained")
     panels = figure.subplots(1, len(there), squeeze=False)[0]
     marked = list[tuple[Any, dict[str, tuple[float, float]]]]()
-    numbers = {chain: number for number, chain in enumerate(dict.fromkeys(chain for _, chain in paid), 1)}
+    shown = [chain for scenario, chain in found if scenario in there.values()]
+    numbers = {chain: number for number, chain in enumerate(dict.fromkeys([*(c for _, c in paid), *shown]), 1)}
     for axes, (dataset, scenario) in zip(panels, there.items(), strict=False):
         chains = [chain for of, chain in paid if of == dataset and (scenario, chain) in found]
         chains = [chain for chain in chains if "accuracy" in paid[dataset, chain].values]
@@ -252,6 +253,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
             axes.plot([], [], " ", label=f"{numbers[chain]} {chain}: not measured")
         axes.set_title(f"{dataset}, {scenario}", fontsize=10)
         axes.set_xlabel("PSNR of the strongest attack in dB: less leaks less", fontsize=9)
+        axes.set_xlim(0, MOST + 2)
         axes.set_ylabel("accuracy", fontsize=9)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))

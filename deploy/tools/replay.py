@@ -253,8 +253,8 @@ def perceptual_score(truth: PrivateBatch, answer: Reconstruction, leakage: Leaka
 
 def audit_membership(sources: Sources, name: str, given: Sequence[str], seed: int) -> MembershipFound:
     """Membership inference against the weights a view ends with."""
-    if unused := [option for option in ("keep", "earlier") if getattr(sources, option)]:
-        raise UsageError(f"{name} asks one view at once: leave out {' and '.join(f'--{each}' for each in unused)}")
+    if unused := [f"--{option}" for option in ("keep", "earlier") if getattr(sources, option)]:
+        raise UsageError(f"{name} is over at once and of one view: leave out {' and '.join(unused)}")
     settings = settings_of(name, given)
     view, task, _ = sources.views()
     known = membership_examples(sources.known, "--known", task)

@@ -197,7 +197,7 @@ class TraceAudit:
 
     def check(self, control: bool, worst_case: bool) -> None:
         """Raise what keeps the attack or its control from running, before anything is said of how long it takes."""
-        must_rebuild(self.name, control or worst_case)
+        must_rebuild(self.name, control or worst_case or bool(self.public))
         for folder, option in ((self.sources.out, "--out"), (self.sources.keep, "--keep")):
             if folder is not None and (reason := unwritable(folder)):
                 raise UsageError(f"cannot write to {folder} ({reason}): choose another with {option}")

@@ -143,8 +143,9 @@ class Auditor:
             write_public(self.queue, public, canaries, self.raw)
             self._start_worker()
 
-    def recover(self, round: int, answered: Iterable[Outcome]) -> None:
-        """After a restart at ``round``: resume audits without an outcome, drop those of rounds that are repeated."""
+    def recover(self, round: int, answered: Iterable[Outcome]) -> int:
+        """After a restart at ``round``: resume audits without an outcome, drop those of rounds that are repeated. Of how
+        many the worker has answered."""
         done = {(line["round"], line["kind"], line["client"]) for line in answered}
         for path in sorted(self.queue.glob(f"*/{JOB}")):
             job = Job.read(path)
@@ -155,6 +156,7 @@ class Auditor:
                 self.jobs += [replace(job, clients=left)] if left else []
             elif (job.round, job.kind, job.client) not in done:
                 self.jobs.append(job)
+        return sum(len(job.scored_by) for job in self.jobs if (self.queue / job.folder / RESULT).exists())
 
     def due(self, round: int) -> bool:
         return self.run.audits(round) or round == self.telling > 0

@@ -2,7 +2,7 @@
 
 import json
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,7 +18,7 @@ import prunella.client.app
 from prunella.client.accounts import FILE as ACCOUNT
 from prunella.core.config import parse_run
 from prunella.core.errors import ConfigError, PrunellaError
-from prunella.core.files import read_tree
+from prunella.core.files import read_tree, write_json
 from prunella.core.trees import full_mask, map_trees, zeros_like
 from prunella.privacy.accounting import Privacy
 from prunella.privacy.ledger import spending
@@ -26,9 +26,11 @@ from prunella.privacy.ledger.ledger import Ledger, from_json
 from prunella.server import checkpoint
 from prunella.server import rounds as server_rounds
 from prunella.server.app import NUMBERS, assemble, describe, run_to_end
+from prunella.server.audit.job import Job
 from prunella.server.grid import OrderedGrid
 from prunella.server.report.state import run_state
 from prunella.server.rounds import EMPTY_ROUNDS, Federation, federate
+from prunella.server.store.rows import counter_rows
 from prunella.server.store.write import RunStore
 from prunella.tasks.task import Task, initial
 from prunella.wire.records import from_coded, to_coded
@@ -127,15 +129,28 @@ def test_monitoring_knows_after_a_resume_what_it_knew_before(tmp_path: Path) -> 
     federation.exporter.close()
 
 
-def test_a_failed_audit_whose_line_was_lost_is_missed_after_a_resume_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_failed_audit_whose_line_was_lost_is_missed_after_a_resume_too(tmp_path: Path, answered: bool) -> None:
+    """Unless the worker's answer still lies in its folder, so that it gets its line now."""
     go(tmp_path, rounds=2)
     saved = final(tmp_path)
     counters = {**saved.counters, "audits_total|failed": 1.0, "audits_total|scored": 1.0}  # a full disk: and no line
     checkpoint.save(tmp_path / "run" / "checkpoint", replace(saved, counters=counters))
     federation, _ = build(tmp_path, rounds=2, resume=True)
+    job = Job(1, "client", 0, "curious", "none")
+    folder = federation.auditor.queue / job.folder
+    if answered:
+        folder.mkdir(parents=True)
+        write_json(folder / "job.json", {"job": asdict(job)})
+        write_json(folder / "result.json", {"error": "x", "reason": "x", "seconds": 1.0, "objective": None})
     server_rounds.begin(federation)
+    server_rounds.take_audits(federation, Mock())
     assert federation.counters["audits_total|failed"] == 1.0
-    assert federation.counters["audits_total|scored"] == 0.0, "its folder is there: it is attacked again"
+    assert federation.counters["audits_total|scored"] == 0.0, "it can be attacked again"
+    assert len(federation.store.audits()) == answered
+    federation.emit(2, counter_rows(federation.counters))
+    state = run_state({"status": "completed"}, federation.store.metrics(), federation.store.audits())
+    assert state.lost == (not answered)
 
 
 def test_a_server_that_dies_after_clients_trained_repeats_the_round_with_their_old_state(tmp_path: Path) -> None:

@@ -110,7 +110,10 @@ def test_every_published_number_has_a_cell_and_both_chains_see_every_attack() ->
 
 @pytest.mark.parametrize(
     ("lead", "dgp", "top_k", "word"),
-    [(0.1, 0.2, 0.2, HOLDS), (-0.1, 0.2, 0.2, NOT), (0.1, 0.2, 0.6, TREND), (0.1, 0.6, 0.2, NOT)],
+    [
+        *((0.1, 0.2, 0.2, HOLDS), (0.1, 0.6, 0.6, HOLDS), (-0.1, 0.2, 0.2, NOT)),
+        *((0.1, 0.2, 0.6, TREND), (0.1, 0.6, 0.2, NOT)),
+    ],
 )
 def test_d7_asks_for_accuracy_at_like_privacy(lead: float, dgp: float, top_k: float, word: str) -> None:
     points = []

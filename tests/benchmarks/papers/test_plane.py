@@ -103,7 +103,7 @@ def test_a_channels_cell_has_all_attacks_and_every_image(name: str) -> None:
 def test_a_server_with_fewer_public_images_than_pixels_is_no_attacker() -> None:
     images = every_test_image("digits", None).x
     public, fitted = torch.cat([images] * 4), {"channel": {"variance": torch.tensor(0.09)}}
-    with pytest.raises(ConfigError, match="too few to learn a covariance of 64 pixels"):
+    with pytest.raises(ConfigError, match="too few for a covariance of 64 pixels"):
         plane.cleaned(images[:2], public[: plane.PLAYED + 64], fitted, torch.Generator())
     with pytest.raises(ConfigError, match="ask for fewer examples"):
         plane.public_of({**NOISY, "examples": 5000}, 0, None)
