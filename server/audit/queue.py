@@ -106,9 +106,8 @@ def judging(run: Run) -> Attack:
     attack = find_attack(run.attack)
     if attack.gives == "labels" or attack.needs:
         # Its images say nothing, or it cannot start: either way a verdict would call a leaking run safe.
-        raise ConfigError(
-            f"attack={run.attack} does not rebuild images from a view alone: a run cannot be judged by it"
-        )
+        why = "does not rebuild images from a view alone: a run cannot be judged by it"
+        raise ConfigError(f"attack={run.attack} {why}")
     return attack
 
 
@@ -144,8 +143,7 @@ class Auditor:
             self._start_worker()
 
     def recover(self, round: int, answered: Iterable[Outcome]) -> int:
-        """After a restart at ``round``: resume audits without an outcome, drop those of rounds that are repeated. Of how
-        many the worker has answered."""
+        """After a restart at ``round``: resume audits without an outcome, drop repeated rounds'. How many are answered."""
         done = {(line["round"], line["kind"], line["client"]) for line in answered}
         for path in sorted(self.queue.glob(f"*/{JOB}")):
             job = Job.read(path)
