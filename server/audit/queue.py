@@ -143,7 +143,7 @@ class Auditor:
             self._start_worker()
 
     def recover(self, round: int, answered: Iterable[Outcome]) -> int:
-        """After a restart at ``round``: resume audits without an outcome, drop repeated rounds'. How many are answered."""
+        """After a restart at ``round``: resume audits without an outcome, drop later rounds'. How many are answered."""
         done = {(line["round"], line["kind"], line["client"]) for line in answered}
         for path in sorted(self.queue.glob(f"*/{JOB}")):
             job = Job.read(path)
