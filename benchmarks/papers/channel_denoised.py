@@ -239,15 +239,15 @@ MSE[NONE, NONE, str(MANY), PLAIN] = 0.1448
 NOISED: Settings = {"dataset": "cifar10", "model": "cnn6", "images": 10, "iterations": 300}
 
 
-def noised_cells(common: Settings) -> tuple[Settings, ...]:
+def noised_cells(common: Settings, kappas: Sequence[int]) -> tuple[Settings, ...]:
     """No channel, every channel at every kappa, and both readings of White for a client of few images."""
     plain = {**common, "channel": NONE, "kappa": NONE, "examples": MANY}
-    many = [{**plain, "channel": c, "kappa": k} for c in ("natural", "white", "personalized") for k in KAPPAS]
+    many = [{**plain, "channel": c, "kappa": k} for c in ("natural", "white", "personalized") for k in kappas]
     few = [{**plain, "channel": c, "kappa": 50, "examples": FEW} for c in ("natural", "white", PRINTED)]
     return (plain, *many, *few)
 
 
-NOISED_CELLS = noised_cells(NOISED)
+NOISED_CELLS = noised_cells(NOISED, (50, 300))
 
 
 def over_natural(points: Sequence[Point]) -> dict[str, list[tuple[float, float]]]:
@@ -306,6 +306,6 @@ C3 = declared(
     Plot(("mse", "psnr"), x=1, x_name="kappa", split=0),
     judge_inversion,
     NOISED_CELLS,
-    noised_cells({**NOISED, "model": "lenet", "iterations": 4800}),
+    noised_cells({**NOISED, "model": "lenet", "iterations": 4800}, KAPPAS),
     {"mse": MSE},
 )
