@@ -137,7 +137,7 @@ def begin(federation: Federation) -> tuple[int, Tree]:
     before = audits_counted(federation.counters)
     federation.counters |= dict.fromkeys(before, 0.0)  # some were taken back
     federation.counters |= {f"audits_total|{outcome}": float(count) for outcome, count in outcomes.items()}
-    # Of the lines that were lost, those come again whose answer still lies in a folder; the count tells of the others.
+    # Of the lines that were lost, those come again whose error still lies in a folder; the count tells of the others.
     lost = before.get(FAILED, 0.0) - outcomes["failed"] - federation.auditor.recover(saved.round, audits)
     if lost > 0:
         federation.counters[FAILED] = outcomes["failed"] + lost

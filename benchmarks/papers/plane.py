@@ -65,7 +65,7 @@ def public_images(dataset: str, clients: int, examples: int, seed: int, data: Pa
         own = client_images(dataset, data, partition, client)
         if not 0 < examples < len(own):  # 0 are all
             raise ConfigError(
-                f"client {client} of seed {seed} has {len(own)} images: ask for fewer examples, or clients"
+                f"client {client} of seed {seed} has {len(own)} images: ask for fewer examples, not 0, or clients"
             )
         more = slice(examples, examples + PUBLIC // clients)
         x.append(own.x[more])

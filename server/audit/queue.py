@@ -143,7 +143,7 @@ class Auditor:
             self._start_worker()
 
     def recover(self, round: int, answered: Iterable[Outcome]) -> int:
-        """After a restart at ``round``: resume audits without an outcome, drop later rounds'. How many are answered."""
+        """After a restart at ``round``: resume audits without an outcome, drop later rounds'. How many failed."""
         done = {(line["round"], line["kind"], line["client"]) for line in answered}
         for path in sorted(self.queue.glob(f"*/{JOB}")):
             job = Job.read(path)
@@ -154,7 +154,8 @@ class Auditor:
                 self.jobs += [replace(job, clients=left)] if left else []
             elif (job.round, job.kind, job.client) not in done:
                 self.jobs.append(job)
-        return sum(len(job.scored_by) for job in self.jobs if (self.queue / job.folder / RESULT).exists())
+        ended = (job for job in self.jobs if (self.queue / job.folder / RESULT).exists())
+        return sum(len(job.scored_by) for job in ended if self._result(job)["error"] is not None)
 
     def due(self, round: int) -> bool:
         return self.run.audits(round) or round == self.telling > 0
@@ -349,8 +350,7 @@ class Auditor:
         self._finish(job, {**result, "level": reported}, "scored", scores, kept, ok, why)
 
     def _keep_pictures(self, job: Job, original: Any, rebuilt: Any) -> str:
-        path = self.pictures / f"{job.name}.safetensors"
-        write_tree(path, {"original": original, "reconstruction": rebuilt})
+        write_tree(path := self.pictures / f"{job.name}.safetensors", {"original": original, "reconstruction": rebuilt})
         return f"{self.pictures.name}/{path.name}"
 
     def _finish(
